@@ -277,7 +277,7 @@ def measure_uploads(remembered: int) -> dict[str, float]:
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment
-  from tff_fssl.program.storage import row_files
+  from tff_fssl.program.storage import checkpoint
 
   tff.framework.set_default_context(runtime.build_context())
   task, _ = build_task(
@@ -299,8 +299,8 @@ def measure_uploads(remembered: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory() as folder:
     rows = None
     if process.outside is not None:
-      files = row_files.RowFiles(folder)
-      rows = row_files.OutsideRows(process.outside, files)
+      files = checkpoint.RowFiles(folder)
+      rows = checkpoint.OutsideRows(process.outside, files)
     for _ in range(5):
       start = time.perf_counter()
       if rows is not None:

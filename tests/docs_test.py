@@ -14,7 +14,6 @@ from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
-from tff_fssl.program.storage import locked_folder
 from tff_fssl.program.storage import output_tree
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
@@ -203,8 +202,8 @@ def test_the_page_of_runs_names_every_file_of_a_run():
   paths = [
     value.names
     for value in vars(output_tree.OutputTree).values()
-    if isinstance(value, locked_folder.PathInside)
-    and value.names != (locked_folder.NAME,)
+    if isinstance(value, output_tree.PathInside)
+    and value.names != (output_tree.LOCK,)
   ]
   assert len(paths) > 20
   for names in paths:
@@ -264,7 +263,7 @@ _RUN_BY = {
   'docs/own_data.md': 'data/own_data_page_test.py',
   'docs/participation.md': 'docs_test.py',
   'docs/runtimes.md': 'docs_test.py',
-  'docs/tracking.md': 'program/reporting/trackers_test.py',
+  'docs/tracking.md': 'program/reporting/loggers_test.py',
 }
 
 

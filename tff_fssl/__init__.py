@@ -67,8 +67,8 @@ _EXPORTED = {
   'build_data_source': 'tff_fssl.rounds.sampling',
   'runtime': 'tff_fssl.runtime',
   'training': 'tff_fssl.program.loop.training',
-  'OutsideRows': 'tff_fssl.program.storage.row_files',
-  'RowFiles': 'tff_fssl.program.storage.row_files',
+  'OutsideRows': 'tff_fssl.program.storage.checkpoint',
+  'RowFiles': 'tff_fssl.program.storage.checkpoint',
   # Evaluation and deployment.
   'build_evaluate_fn': 'tff_fssl.models.evaluate',
   'build_evaluation_process': 'tff_fssl.rounds.federated_evaluation',

@@ -11,7 +11,7 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.program.loop import round_checks
+from tff_fssl.program import training_types
 from tff_fssl.program.reporting import managers
 
 _SERVER = 'labels_at_server'
@@ -67,7 +67,7 @@ def test_rounds_with_clients_and_with_clients_that_weigh_nothing(
   nobody, _ = _next(process, output.state, [])
   weightless, metrics = _next(process, output.state, empty)
   assert metrics['finalizer']['update_skipped'] == 1
-  assert not round_checks.is_bad_round(managers.flatten(metrics))
+  assert not training_types.is_bad_round(managers.flatten(metrics))
   for a, b in zip(
     tiny_task.flat(nobody), tiny_task.flat(weightless), strict=True
   ):
@@ -102,7 +102,7 @@ def test_clients_that_fail_are_counted_under_secure_sums():
   )
   assert metrics['aggregator/num_rejected_clients'] == 3
   assert metrics['finalizer/update_skipped'] == 1
-  assert round_checks.is_bad_round(metrics)
+  assert training_types.is_bad_round(metrics)
 
 
 @pytest.mark.parametrize(

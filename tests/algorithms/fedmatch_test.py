@@ -14,7 +14,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config
-from tff_fssl.program.storage import row_files
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.rounds import process as process_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
@@ -522,8 +522,8 @@ def test_uploads_in_files_change_nothing(at_server, tmp_path):
     server_epochs=3,
     **_PLAIN_SGD,
   )
-  files = row_files.RowFiles(str(tmp_path))
-  rows = row_files.OutsideRows(process.outside, files)
+  files = checkpoint.RowFiles(str(tmp_path))
+  rows = checkpoint.OutsideRows(process.outside, files)
   state = process.next(process.initialize(), []).state
   for round_num, (_, output) in enumerate(expected, 1):
     cohort = tiny_task.cohort(_SERVER, 3 if round_num == 1 else 4, round_num)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tiny_local
 import tiny_task
+import update_metrics
 
 from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -112,9 +113,10 @@ def _processes():
 
 
 def test_the_page_is_made_from_the_declarations():
-  assert _PAGE.read_text() == catalogue.page(), (
-    'run: python tools/update_metrics.py'
-  )
+  page = update_metrics.page()
+  assert _PAGE.read_text() == page, 'run: python tools/update_metrics.py'
+  for metric in catalogue.all_metrics():
+    assert f'| `{metric.column}` |' in page
 
 
 @pytest.mark.parametrize('table', ['train.csv', 'eval.csv', 'timing.csv'])

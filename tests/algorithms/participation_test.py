@@ -6,7 +6,7 @@ import pytest
 import tiny_task
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.program.loop import round_checks
+from tff_fssl.program import training_types
 from tff_fssl.program.reporting import managers
 from tff_fssl.rounds import sampling
 
@@ -63,7 +63,7 @@ def test_rounds_with_losses(name, scenario, options):
     assert train['num_clients'] == len(cohort)
     assert train['num_non_finite_clients'] == train['num_rejected_clients'] == 0
     assert output.state.client_work == state.client_work + 1
-    assert not round_checks.is_bad_round(metrics)
+    assert not training_types.is_bad_round(metrics)
     if round_num >= 1:
       num_reported = counts['participation/num_reported']
       is_too_few = num_reported < 2
@@ -108,7 +108,7 @@ def test_clients_that_cannot_be_used_do_not_count():
     assert output.metrics['participation']['too_few_clients'] == 1
     assert output.metrics['exchange']['num_rows'] == 0
     assert _are_equal(state, output.state)
-    assert not round_checks.is_bad_round(managers.flatten(output.metrics))
+    assert not training_types.is_bad_round(managers.flatten(output.metrics))
   two = process.next(state, _elements(process, _CLIENTS, spoilt=(1,)))
   assert two.metrics['participation']['too_few_clients'] == 0
   assert not _are_equal(state, two.state)

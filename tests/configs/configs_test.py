@@ -22,8 +22,8 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.reporting import papers
 from tff_fssl.program.storage import output_tree
 from tff_fssl.rounds import process as process_lib
 

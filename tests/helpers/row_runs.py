@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import os
 from typing import Any
 
-from tff_fssl.program.configuration import papers
+from tff_fssl.program.reporting import papers
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 

@@ -18,9 +18,3 @@ def test_texts_of_the_file_are_one_line_and_columns_are_declared_once():
     'lower',
     'label loss',
   )
-
-
-def test_the_page_has_a_row_for_each_declaration():
-  page = catalogue.page()
-  for metric in catalogue.all_metrics():
-    assert f'| `{metric.column}` |' in page

@@ -21,7 +21,6 @@ from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import exchange
 from tff_fssl.rounds import sampling
@@ -263,7 +262,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
     csv_table.CsvTable(tree.eval_csv),
     csv_table.CsvTable(tree.timing_csv),
     non_finite=csv_table.RoundLines(tree.non_finite_txt),
-    rows=row_files.RowFiles(
+    rows=checkpoint.RowFiles(
       tree.client_rows, checkpoint.run_owner(config(tree.path))
     ),
   )

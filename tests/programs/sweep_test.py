@@ -10,7 +10,6 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
-from tff_fssl.program.storage import sweep_folder
 
 _FLAGS = (
   '--flagfile=configs/quickstart.flags',
@@ -23,7 +22,7 @@ _FLAGS = (
 
 @pytest.mark.slow
 def test_a_sweep_of_real_runs(repository, tmp_path):
-  folder = sweep_folder.SweepFolder(str(tmp_path / 'sweep'))
+  folder = output_tree.SweepFolder(str(tmp_path / 'sweep'))
 
   def call(program, *arguments):
     done = subprocess.run(

@@ -14,9 +14,9 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import algorithms_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.configuration import config
-from tff_fssl.program.configuration import configs
-from tff_fssl.program.configuration import papers
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.reporting import papers
 
 
 @pytest.fixture(name='shown')
@@ -123,9 +123,9 @@ def test_a_page(name, shown):
   assert 'tensorflow' in before or 'tensorflow' not in sys.modules
   for field in hparams.documented_fields(entry.hparams):
     assert f'\n  --{entry.prefix}{field.name}=' in text
-  for path in configs.names():
+  for path in flags.list_configs():
     # Their data need not be there.
-    content = pathlib.Path(configs.find(path)).read_text()
+    content = pathlib.Path(flags.find_config(path)).read_text()
     of_file = re.search(r'(?m)^--algorithm=(\w+)$', content)
     algorithm = of_file[1] if of_file else run_hparams.RunHparams.algorithm
     assert (f'  {path}' in lines) == (algorithm == name), path

@@ -10,7 +10,7 @@ from tff_fssl.program.commands import papers_main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
+from tff_fssl.program.reporting import papers
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 

@@ -17,8 +17,7 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import sweep_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import sweep as sweep_lib
-from tff_fssl.program.storage import locked_folder
-from tff_fssl.program.storage import sweep_folder
+from tff_fssl.program.storage import output_tree
 
 _BASE = (
   '--dataset=digits',
@@ -45,7 +44,7 @@ def _fake(repository):
 
 @pytest.fixture(name='folder')
 def _folder(tmp_path):
-  return sweep_folder.SweepFolder(str(tmp_path / 'sweep'))
+  return output_tree.SweepFolder(str(tmp_path / 'sweep'))
 
 
 @pytest.fixture(name='call')
@@ -194,8 +193,7 @@ def test_drawn_trials_go_on_as_if_never_stopped(
   path = tmp_path / 'sweep.toml'
   path.write_text(text)
   whole, parts = (
-    sweep_folder.SweepFolder(str(tmp_path / name))
-    for name in ('whole', 'parts')
+    output_tree.SweepFolder(str(tmp_path / name)) for name in ('whole', 'parts')
   )
   for folder, count in ((whole, trials), (parts, trials - 1), (parts, trials)):
     code, output, errors = call(
@@ -244,7 +242,7 @@ def test_a_sweep_that_is_stopped_goes_on(
     assert 'Stopped and saved. To continue' in output
   # Without the sweep, its run has ended, or does so.
   deadline = time.monotonic() + 20
-  while locked_folder.is_held(folder.run(1, 0)):
+  while output_tree.is_held(folder.run(1, 0)):
     assert time.monotonic() < deadline
     time.sleep(0.02)
   assert _evaluated(folder, 1) == [1, 2, 3]

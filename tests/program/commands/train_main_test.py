@@ -18,7 +18,6 @@ from tests.program import fakes
 from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
-from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -361,7 +360,7 @@ def test_signals_in_the_start_leave_no_folder(
       time.sleep(9)
 
   monkeypatch.setattr(train_main, '_train', terminate)
-  monkeypatch.setattr(interrupts.os, '_exit', sys.exit)
+  monkeypatch.setattr(main.os, '_exit', sys.exit)
   with pytest.raises(SystemExit) as end:
     _train(folder, *_SMALL, *restart)
   assert end.value.code == 128 + number

@@ -1,14 +1,17 @@
 import dataclasses
+import re
 
 import client_files
 import pytest
 
 from tff_fssl.algorithms import registry
+from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
 
 _CLIENTS = '--scenario=labels_at_clients'
 _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
@@ -359,3 +362,128 @@ def test_every_config_file_is_valid(repository):
   assert len(paths) > 10
   for path in paths:
     assert _config(f'--flagfile={path}').flags(), path
+
+
+def test_differences():
+  old = {'seed': '0', 'total_rounds': '5', 'client_threads': '1'}
+  new = {'seed': '0', 'total_rounds': '9', 'client_threads': '2'}
+  assert config.differences(old, new) == (
+    [],
+    ['client_threads', 'total_rounds'],
+  )
+  assert config.differences(new, old)[0] == ['total_rounds']
+  assert config.differences(old, old | {'seed': '1'})[0] == ['seed']
+  # A flag that older runs did not know has its default there.
+  default = str(run_hparams.RunHparams().num_clients)
+  assert config.differences(old, old | {'num_clients': default}) == (
+    [],
+    [],
+  )
+  assert config.differences(old, old | {'num_clients': '7'})[0] == [
+    'num_clients'
+  ]
+
+
+def test_flags_without_effect_are_not_compared():
+  # An older version wrote flags that this one knows to have no effect.
+  old = {'fl2.consistency': 'none', 'fl2.rho': '0.5'}
+  new = {'fl2.consistency': 'none'}
+  assert config.differences(old, new) == ([], [])
+  # The reason differs, and is named.
+  new = {'fl2.consistency': 'sacr'}
+  assert config.differences(new | {'fl2.rho': '0.5'}, old) == (
+    ['fl2.consistency'],
+    [],
+  )
+  iid = {'partition': 'iid'}
+  dirichlet = {'partition': 'dirichlet', 'alpha': '0.3'}
+  assert config.differences(dirichlet, iid)[0] == ['partition']
+  assert config.differences(iid, dirichlet)[0] == ['alpha', 'partition']
+  # Older versions called it --split.
+  old = {'split': 'dirichlet', 'alpha': '0.3'}
+  assert config.differences(old, dirichlet) == ([], [])
+  assert config.differences(old, iid)[0] == ['partition']
+  # Its baselines had flags of their own.
+  old = {'algorithm': 'ts_server_ema', 'ts_server_ema.ema_decay': '0.5'}
+  new = {'algorithm': 'ts_server_ema', 'fedswitch.ema_decay': '0.5'}
+  assert config.differences(old, new) == ([], [])
+  # What no version knows is compared.
+  assert config.differences({'zzz': '1'}, {})[0] == ['zzz']
+
+
+def test_help_and_page_name_the_changeable_flags(repository, capsys):
+  page = (repository / 'docs' / 'runs.md').read_text()
+  assert main.run(train_main.train_main, ['--helpfull']) == 0
+  shown = ' '.join(capsys.readouterr().out.split())
+  for text in (page, shown):
+    assert f'these may differ: {config.changeable_text()}.' in text
+  assert 'total_rounds (upwards)' in config.changeable_text()
+  assert 'seed' not in config.changeable_flags()
+
+
+def test_flags_that_are_gone():
+  known = {n for g in config.groups() for n, _ in g.named_fields()}
+  assert not known & {*flags.RENAMED, *flags.REMOVED}
+  assert known >= {*flags.RENAMED.values()}
+  for name, (kept, instead) in flags.REMOVED.items():
+    # A run in which it did what all runs do now goes on.
+    assert config.differences({name: kept}, {}) == ([], [])
+    assert config.differences({name: 'zzz'}, {}) == ([name], [])
+    shown = config.describe_differences([name], {name: 'zzz'}, {})
+    assert shown == f'--{name}=zzz there; {instead}'
+    # What to give instead exists.
+    given = re.findall(r'--([\w.]+)', instead)
+    assert known >= {*given}
+    assert given or 'omit it' in instead
+
+
+def test_flags_that_are_gone_are_refused_in_a_flagfile(tmp_path):
+  path = tmp_path / 'a.flags'
+  for name, (kept, instead) in flags.REMOVED.items():
+    path.write_text(f'--{name}={kept}\n')
+    with pytest.raises(UsageError) as error:
+      config.parse_config([f'--flagfile={path}'])
+    assert str(error.value) == (
+      f'unknown flag --{name} (in {path}); {instead} (--helpfull lists all'
+      ' flags)'
+    )
+
+
+def test_what_an_older_run_recorded_is_read(tmp_path):
+  path = tmp_path / 'flags.txt'
+  recorded = {name: kept for name, (kept, _) in flags.REMOVED.items()}
+  recorded |= {'algorithm': 'local_uda', 'local_uda.tsa': 'none'}
+  path.write_text(flags.flagfile_text(recorded))
+  new = {'algorithm': 'local_uda', 'uda.tsa': 'none'}
+  assert flags.read_flagfile(str(path)) == new
+  given = [f'--flagfile={path}']
+  parsed = flags.parse(given, config.groups(), recorded=True)
+  assert parsed.files == dict.fromkeys(new, str(path))
+  path.write_text('--fl2.temperature=2\n')
+  with pytest.raises(UsageError, match='it is always 1 now; omit it'):
+    flags.parse(given, config.groups(), recorded=True)
+
+
+def test_streaming_is_where_clients_use_unlabelled_examples():
+  flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
+  assert _config(*flags_).streaming == clients.Streaming(5, 3, False, 0)
+  assert _config().streaming.steps == 1
+  supervised = ['--algorithm=supervised', _CLIENTS]
+  # For the statistics of static batch norm: not of parts that are to come.
+  assert _config(*flags_, *supervised).streaming.steps == 5
+  for argv, reason in (
+    (['--algorithm=supervised'], '--algorithm=supervised'),
+    ([*supervised, '--norm=gn'], '--norm=gn'),
+    ([*supervised, '--norm=bn'], '--norm=bn'),
+    (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
+  ):
+    with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):
+      _config(*flags_, *argv)
+
+
+def test_norm_decides_the_statistics():
+  assert _config('--norm=bn').round.batch_norm_statistics == 'moving_average'
+  assert _config('--norm=bn').model_norm == 'bn'
+  assert _config('--norm=sbn').model_norm == 'bn'
+  assert _config('--norm=gn').model_norm == 'gn'
+  assert 'batch_norm_statistics' not in _config('--norm=gn').flags()

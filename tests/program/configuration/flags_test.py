@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -200,3 +201,54 @@ def test_a_file_that_is_there_is_no_hint_at_itself(tmp_path):
   with pytest.raises(UsageError) as error:
     flags.read_flagfile(str(tmp_path))  # A folder.
   assert 'did you mean' not in str(error.value)
+
+
+def test_names_are_the_files_of_configs(repository):
+  files = (repository / 'configs').rglob('*.flags')
+  expected = sorted(str(path.relative_to(repository)) for path in files)
+  assert flags.list_configs() == expected
+  assert 'configs/quickstart.flags' in expected
+
+
+def test_a_name_is_found_from_any_folder(tmp_path, monkeypatch, repository):
+  monkeypatch.chdir(tmp_path)
+  file = repository / 'configs' / 'quickstart.flags'
+  for name in ('configs/quickstart.flags', './configs//quickstart.flags'):
+    assert os.path.samefile(flags.find_config(name), file)
+  assert flags.read_flagfile('configs/quickstart.flags')['dataset'] == 'digits'
+
+
+def test_a_file_that_is_there_comes_first(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  path = tmp_path / 'configs' / 'quickstart.flags'
+  path.parent.mkdir()
+  path.symlink_to('nowhere')
+  # A broken link is still the user's file: the message names it.
+  assert (
+    flags.find_config('configs/quickstart.flags') == 'configs/quickstart.flags'
+  )
+  path.unlink()
+  path.write_text('--seed=3\n')
+  assert (
+    flags.find_config('configs/quickstart.flags') == 'configs/quickstart.flags'
+  )
+
+
+def test_other_names_stay_as_they_are(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in (
+    '',
+    '.',
+    '/',
+    '..',
+    'configs',
+    'configs/',
+    'configs/fl2',
+    'quickstart.flags',
+    'configs/../quickstart.flags',
+    'configs/../../README.md',
+    '/configs/quickstart.flags',
+    'other/configs/quickstart.flags',
+    'configs/quickstart.flags\0',
+  ):
+    assert flags.find_config(name) == name

@@ -104,3 +104,73 @@ def test_help_is_complete_and_80_columns_wide():
   for entry in registry.REGISTRY.values():
     if not entry.flags_of and hparams.documented_fields(entry.hparams):
       assert f'--algorithm={entry.name} (' in text
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hparams:
+  kind: str = hparam('a', 'Which.', choices=('a', 'b'))
+  rate: float = hparam(0.5, 'How fast.', when=lambda own: own.is_b)
+  depth: int = hparam(3, 'How deep.', when=lambda own: own.is_b and own.rate)
+  width: int = hparam(3, 'How wide.', when=lambda own: own.is_over(0.7))
+
+  @property
+  def is_b(self):
+    return self.kind == 'b'
+
+  def is_over(self, least):
+    return self.rate > least
+
+
+@pytest.mark.parametrize(
+  'given, expected',
+  [
+    ({'kind': 'b', 'rate': 0.8}, {}),
+    ({'rate': 0.8}, {'x.rate': '--x.kind=a', 'x.depth': '--x.kind=a'}),
+    (
+      {'kind': 'b', 'rate': 0.0},
+      {'x.depth': '--x.rate=0.0', 'x.width': '--x.rate=0.0'},
+    ),
+  ],
+)
+def test_the_flag_that_is_read_last_is_the_reason(given, expected):
+  assert usage.find_idle(_Hparams(**given), 'x.') == expected
+
+
+def test_predicates_read_the_whole_configuration():
+  given = ['--algorithm=supervised', '--num_labels=40', '--dataset=digits']
+  built = config.parse_config(given)
+  found = built.idle()
+  assert found['overselect'] == found['aggregator'] == '--algorithm=supervised'
+  assert found['image_size'] == '--dataset=digits'
+  own = config.parse_config([*given[1:], '--algorithm=fl2']).idle()
+  flag = '--fl2.learning_status_aggregation=true'
+  assert own['client_weighting'] == flag
+  assert own['overselect'] == '--straggler_probability=0.0'
+  assert 'image_size' in own and 'aggregator' not in own
+
+
+@pytest.mark.parametrize('algorithm', registry.REGISTRY)
+def test_predicates_of_all_flags_can_be_evaluated(algorithm):
+  entry = registry.REGISTRY[algorithm]
+  scenario = entry.scenarios[-1]
+  built = config.parse_config(
+    [
+      f'--algorithm={algorithm}',
+      f'--scenario={scenario}',
+      '--num_labels=50',
+      '--num_clients=10',
+    ]
+  )
+  idle_flags = built.idle()
+  assert not idle_flags.keys() & built.flags().keys()
+  assert all(why.startswith('--') for why in idle_flags.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wrong:
+  depth: int = hparam(3, 'How deep.', when=lambda own: own.general)
+
+
+def test_reading_what_is_no_flag_is_an_error_of_the_author():
+  with pytest.raises(AttributeError, match="_Wrong: .* 'general', which is no"):
+    usage.find_idle(_Wrong())

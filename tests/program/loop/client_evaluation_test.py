@@ -20,7 +20,6 @@ from tff_fssl.program.loop import experiment
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import client_accuracy
 
 _FLAGS = (
@@ -34,7 +33,7 @@ _FLAGS = (
   '--min_client_examples=5',
   '--client_test_fraction=0.2',
 )
-_NO_ROWS = row_files.RowFiles('')
+_NO_ROWS = checkpoint.RowFiles('')
 
 
 @pytest.fixture(scope='module')
@@ -289,7 +288,7 @@ def _check_local_models(folder, *flags):
       _leaves(folder, experiment.build_experiment(task, '')),
       task.data.test,
       round_num=1,
-      rows=row_files.RowFiles(str(folder / 'rows')),
+      rows=checkpoint.RowFiles(str(folder / 'rows')),
     )
   except UsageError as error:
     assert str(error).startswith('--local_models: --algorithm=')

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import pathlib
+import pickle
 
 import client_files
 import numpy as np
@@ -12,12 +14,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import runtime
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import export
+from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import runs
 
 _PRIVATE = (
@@ -268,3 +272,74 @@ def test_what_networks_see_of_images(flags, formula, mean, std):
   assert inputs.get('mean', [mean]) == [mean]
   logits = tf.keras.models.load_model('a/model.keras')(seen)
   np.testing.assert_allclose(served[:5], tf.nn.softmax(logits), atol=1e-5)
+
+
+_FLAGS = [
+  '--dataset=digits',
+  '--num_clients=10',
+  '--partition=dirichlet',
+  '--alpha=0.3',
+  '--min_client_examples=2',
+  '--streaming_steps=2',
+  '--client_test_fraction=0.2',
+  '--seed=3',
+]
+
+
+@pytest.fixture(scope='module', name='held')
+def _held():
+  config = config_lib.parse_config([*_FLAGS, '--algorithm=fixmatch'])
+  data = sources.load_found(config.info, None)
+  partition = run_data.load_partition(config, data)
+  return run_data.Held(config, data, partition)
+
+
+def test_gives_what_the_program_has(held):
+  loader = run_data.Loader(held, run_data.training_examples)
+  sent = pickle.dumps(loader)
+  assert len(sent) < 10_000
+  here, there = loader(), pickle.loads(sent)()
+  for round_num in (1, 2):
+    for client_id in range(10):
+      for ours, theirs in zip(
+        here(round_num, client_id), there(round_num, client_id)
+      ):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+          np.testing.assert_array_equal(ours[0], theirs[0])
+          np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_gives_what_clients_hold_out(held):
+  loader = run_data.Loader(held, run_data.test_examples)
+  here, there = loader(), pickle.loads(pickle.dumps(loader))()
+  sizes = []
+  for client_id in range(10):
+    (x, y), _ = here(0, client_id)
+    np.testing.assert_array_equal(x, there(0, client_id)[0][0])
+    sizes.append(len(y))
+  assert min(sizes) > 0
+
+
+def test_other_data_are_refused(held, monkeypatch):
+  loader = pickle.dumps(run_data.Loader(held, run_data.training_examples))
+  load = sources.load_found
+
+  def load_others(*args):
+    others = load(*args)
+    others.train.x[5, 0, 0] ^= 1
+    return others
+
+  monkeypatch.setattr(sources, 'load_found', load_others)
+  with pytest.raises(UsageError, match='copy the same files'):
+    pickle.loads(loader)()
+
+
+def test_relative_paths_begin_at_the_programs_folder(
+  held, tmp_path, monkeypatch
+):
+  folder = os.getcwd()
+  loader = pickle.dumps(run_data.Loader(held, run_data.training_examples))
+  monkeypatch.chdir(tmp_path)
+  pickle.loads(loader)()
+  assert os.getcwd() == folder

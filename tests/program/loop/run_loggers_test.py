@@ -9,8 +9,6 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import inspection
 from tff_fssl.program.loop import run_loggers
 from tff_fssl.program.reporting import loggers
-from tff_fssl.program.reporting import tensorboard
-from tff_fssl.program.reporting import trackers
 from tff_fssl.program.storage import output_tree
 
 
@@ -36,12 +34,12 @@ def _start(tmp_path, monkeypatch):
   def start(*argv, fails_in=None):
     calls, said = [], []
     monkeypatch.setattr(
-      tensorboard,
+      loggers,
       'TensorBoardLogger',
       lambda folder: _Logger(calls, 'TensorBoard', fails_in),
     )
     monkeypatch.setattr(
-      trackers,
+      loggers,
       'TrackerLogger',
       lambda target, *_, **__: _Logger(calls, target.partition(':')[0]),
     )

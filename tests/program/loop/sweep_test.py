@@ -11,7 +11,7 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.loop import sweep as sweep_lib
-from tff_fssl.program.storage import sweep_folder
+from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import trials as trials_lib
 
 
@@ -35,7 +35,7 @@ def _run(repository, tmp_path, monkeypatch):
     )
     sweep = sweeps.build(parsed, '', [f'client_learning_rate={rates}'])
     said = []
-    with sweep_folder.SweepFolder(sweep.folder) as folder:
+    with output_tree.SweepFolder(sweep.folder) as folder:
       folder.open(sweep.definition())
       trials = trials_lib.Trials(folder.study, sweep, 1)
       sweeper = sweep_lib.Sweeper(

@@ -13,9 +13,9 @@ from tff_fssl.program import catalogue
 from tff_fssl.program.commands import compare_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.reporting import compare
-from tff_fssl.program.storage import compute
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 _TRAIN = metrics.CLIENTS
 
@@ -213,8 +213,8 @@ def test_metrics_of_any_unit(tmp_path, capsys, monkeypatch):
 
 
 def _record(path, client, authors=None):
-  figures = compute.Compute(2e6, client, client, authors, 500.0)
-  compute.write(output_tree.OutputTree(path).compute_json, figures)
+  figures = summary.Compute(2e6, client, client, authors, 500.0)
+  summary.write_compute(output_tree.OutputTree(path).compute_json, figures)
 
 
 def test_compute_is_shown_if_all_runs_say_it(tmp_path, capsys):

@@ -12,8 +12,8 @@ from tff_fssl.data import sources
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import runs
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 _FLAGS = (
   '--dataset=digits',
@@ -38,8 +38,8 @@ def _subject(tmp_path):
     data = given.pop('data', None) or sources.load('digits')
     path = written_runs.write(tmp_path / str(len(given)), seed=3, **given)
     tree = output_tree.OutputTree(path)
-    compute_lib.write(
-      tree.compute_json, compute_lib.Compute(1e6, 20.0, 10.0, None, 5.0)
+    summary.write_compute(
+      tree.compute_json, summary.Compute(1e6, 20.0, 10.0, None, 5.0)
     )
     return model_card.Subject(
       config,
@@ -202,7 +202,7 @@ def test_nothing_of_protected_clients(subject, scenario):
     run=dataclasses.replace(
       one.run,
       rows=(*one.run.rows[:2], []),
-      compute=compute_lib.Compute(1e6, 30.0, 10.0, None, 5.0),
+      compute=summary.Compute(1e6, 30.0, 10.0, None, 5.0),
     ),
   )
   card = model_card.render(one)

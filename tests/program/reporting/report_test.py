@@ -15,8 +15,8 @@ from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import report
 from tff_fssl.program.reporting import runs
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 _TRAIN = written_runs.TRAIN
 _VOID = {'meta', 'br', 'img'}
@@ -161,8 +161,8 @@ def test_nothing_of_protected_clients(tmp_path, aggregator):
     pathlib.Path(partition).write_text(
       text.replace('"alpha": 0.3', '"alpha": 0.7')
     )
-    compute = compute_lib.Compute(1e6, 10 * alpha, 10.0, None, 5.0)
-    compute_lib.write(output_tree.OutputTree(path).compute_json, compute)
+    compute = summary.Compute(1e6, 10 * alpha, 10.0, None, 5.0)
+    summary.write_compute(output_tree.OutputTree(path).compute_json, compute)
     timing = output_tree.OutputTree(path).timing_csv
     text = pathlib.Path(timing).read_text()
     pathlib.Path(timing).write_text(text.replace('2.0', f'{alpha}'))

@@ -15,11 +15,10 @@ from tff_fssl.hparams import closest
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import papers
 from tff_fssl.rounds import round_hparams
 
 _USAGE = 'programs/algorithms.py [NAME]'
@@ -202,7 +201,7 @@ def _configs(name: str) -> list[str]:
   default = run_hparams.RunHparams.algorithm
   return [
     path
-    for path in configs.names()
+    for path in flags.list_configs()
     if flags.read_flagfile(path).get('algorithm', default) == name
   ]
 

@@ -9,7 +9,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
-from tff_fssl.program.configuration import configs
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 
 # Program -> its purpose. `NAME_main.NAME_main` is its function.
@@ -85,7 +85,7 @@ def command_main(argv: Sequence[str]) -> int:
   elif arguments:
     raise UsageError(f'{arguments[0]!r}: {_CONFIGS} takes no arguments')
   else:
-    console.show('\n'.join(configs.names()))
+    console.show('\n'.join(flags.list_configs()))
   return main_lib.DONE
 
 

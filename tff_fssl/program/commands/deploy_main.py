@@ -9,7 +9,6 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.loop import evaluation
 from tff_fssl.program.storage import output_tree
@@ -20,9 +19,10 @@ _ABOUT = (
   ' app of Flower (docs/federation.md): clients need TensorFlow alone, and the'
   ' server no TensorFlow Federated. With RUN (the --output_dir of'
   ' programs/train.py), the federation starts from its latest checkpoint; of'
-  ' its flags only {may_differ} may differ. Without, it starts as a new run'
-  ' does. The data set that the flags name gives the classes, the shape and'
-  ' the statistics of examples, the test set, and the labels of the server.'
+  ' its flags only --total_rounds and other neutral flags may differ. Without,'
+  ' it starts as a new run does. The data set that the flags name gives the'
+  ' classes, the shape and the statistics of examples, the test set, and the'
+  ' labels of the server.'
 )
 
 
@@ -47,7 +47,7 @@ class DeployHparams:
 
 @main_lib.command(
   _USAGE,
-  _ABOUT.format(may_differ='--total_rounds and other neutral flags'),
+  _ABOUT,
   DeployHparams,
   more=config_lib.groups,
   shown=list,
@@ -98,27 +98,23 @@ def _read_run(
       f'{run.path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of programs/train.py'
     )
-  arguments = [f'--flagfile={run.flags_file}']
-  old = run.read_flags()
-  if old.get('partition_file'):
-    # The file may have changed; the run has a copy.
-    arguments.append(f'--partition_file={run.partition_json}')
   own = {field.name for field in hparams.documented_fields(DeployHparams)}
   typed = {
     name: parsed.values[name]
     for name in sorted({*parsed.command_line, *parsed.files} - own)
   }
-  with flags.naming_own_file(arguments, 'deploy', run.path):
-    config = evaluation.read_config(
-      run.path,
-      [*arguments, *flags.arguments(typed)],
-      evaluation.EvaluateHparams(run_model_file=settings.run_model_file),
-    )
+  config = evaluation.read_run_config(
+    run,
+    evaluation.EvaluateHparams(run_model_file=settings.run_model_file),
+    'deploy',
+    flags.arguments(typed),
+  )
+  old = run.read_flags()
   new = {n: hparams.format_value(v) for n, v in config.flags().items()}
-  refused, _ = continuation.differences(old, new)
+  refused, _ = config_lib.differences(old, new)
   if refused:
     raise UsageError(
       f'{run.path}: these flags are not those of the run:'
-      f' {continuation.describe(refused, old, new)}; omit them'
+      f' {config_lib.describe_differences(refused, old, new)}; omit them'
     )
   return config

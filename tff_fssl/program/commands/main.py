@@ -1,12 +1,13 @@
-"""The frame of all programs: errors, exit codes, silence.
+"""The frame of all programs: errors, exit codes, signals, silence.
 
 Exit codes: 0 done, 1 failure, 2 a user's mistake (the message gives the
 remedy), 3 no finite update, 130 Ctrl-C, 141 a reader closed standard output
 (nothing is printed about it), 143 SIGTERM (the same command continues the run).
 """
 
+import asyncio
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -16,15 +17,18 @@ import os
 import signal
 import sys
 import textwrap
-from typing import Any
+import threading
+import time
+import types
+from typing import Any, TypeVar
 import warnings
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
+from tff_fssl.program import training_types
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import idle
 from tff_fssl.program.configuration import usage
 
 # The name of our handler for characters that a terminal lacks.
@@ -35,6 +39,11 @@ _COMMAND = '\n  '
 # of 700 costs a start a tenth of its time: graphs are many objects that stay.
 _NEW_OBJECTS = 20_000
 _PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
+_T = TypeVar('_T')
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# `timeout make train` signals the program, its process group and, through make,
+# the program again, all at once. Signals within this time count as one.
+ONE_SIGNAL_SECS = 2.0
 
 DONE = 0
 FAILED = 1
@@ -129,7 +138,7 @@ def command(
         return DONE
       settings, given = parsed.build(own), parsed.positional
       # A flag that does nothing is more often a mistake than a wish.
-      parsed.refuse(idle.find_idle(settings))
+      parsed.refuse(usage.find_idle(settings))
       if missing and not given:
         raise UsageError(missing)
       if most is not None and len(given) > most:
@@ -242,3 +251,107 @@ def quiet(verbose: bool = False) -> None:
   # TFF, Keras and TFDS warn about each other's deprecated functions.
   warnings.filterwarnings('ignore', category=DeprecationWarning)
   warnings.filterwarnings('ignore', category=FutureWarning)
+
+
+def exit_code(number: int | None) -> int:
+  """Returns a shell's exit code: 130 for Ctrl-C, 143 for SIGTERM."""
+  return 128 + (number or signal.SIGINT)
+
+
+@contextlib.contextmanager
+def exit_at_once(
+  is_started: Callable[[], bool], close: Callable[[str], None]
+) -> Iterator[None]:
+  """Lets Ctrl-C and SIGTERM end the process without an exception.
+
+  Libraries that are being imported swallow exceptions, and continue half made.
+
+  Args:
+    is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.
+    close: Called before the end, with the event in words.
+
+  Yields:
+    Once.
+  """
+
+  def handle(number: int, frame: types.FrameType | None) -> None:
+    if number == signal.SIGINT and is_started():
+      signal.default_int_handler(number, frame)
+    for each in _SIGNALS:  # Another one must not interrupt this.
+      signal.signal(each, signal.SIG_IGN)
+    close('interrupted' if number == signal.SIGINT else 'terminated')
+    os._exit(exit_code(number))
+
+  ours = (signal.SIG_DFL, signal.default_int_handler)
+  before = {number: signal.getsignal(number) for number in _SIGNALS}
+  # Handlers of the user's own stay. Threads cannot set any.
+  if threading.current_thread() is not threading.main_thread():
+    before = {}
+  before = {number: old for number, old in before.items() if old in ours}
+  for number in before:
+    signal.signal(number, handle)
+  try:
+    yield
+  finally:
+    for number, old in before.items():
+      signal.signal(number, old)
+
+
+async def run_until_stopped(
+  logic: Coroutine[Any, Any, _T],
+  stop: training_types.StopRequest,
+  say: Callable[[str], None],
+  clock: Callable[[], float] = time.monotonic,
+) -> _T:
+  """Runs `logic`, which signals can stop.
+
+  The first Ctrl-C or SIGTERM sets `stop`: `logic` then finishes its round,
+  saves and returns. The second cancels it. A third ends the process. A signal
+  within `ONE_SIGNAL_SECS` of the last one that counted does not count.
+
+  Args:
+    logic: The coroutine to run.
+    stop: Set by the first signal.
+    say: Tells the user.
+    clock: Gives seconds.
+
+  Returns:
+    The result of `logic`.
+
+  Raises:
+    asyncio.CancelledError: On the second signal.
+  """
+  task = asyncio.ensure_future(logic)
+  loop = asyncio.get_running_loop()
+  is_cancelled = False
+  counted_at = float('-inf')
+
+  def handle(number: int) -> None:
+    nonlocal is_cancelled, counted_at
+    now = clock()
+    # The time is from the last signal that counted, so that a held-down Ctrl-C
+    # counts again.
+    if now - counted_at < ONE_SIGNAL_SECS:
+      return
+    counted_at = now
+    if stop.signal is None:
+      stop.set(number)
+      say(
+        f'{signal.Signals(number).name}: stopping after this round; to stop at'
+        f' once, send it again after {ONE_SIGNAL_SECS:g} seconds or more.'
+      )
+    elif not is_cancelled:
+      is_cancelled = True
+      task.cancel()
+    else:
+      os._exit(exit_code(number))
+
+  before = {number: signal.getsignal(number) for number in _SIGNALS}
+  for number in _SIGNALS:
+    loop.add_signal_handler(number, handle, number)
+  try:
+    return await task
+  finally:
+    for number, handler in before.items():
+      loop.remove_signal_handler(number)
+      signal.signal(number, handler)

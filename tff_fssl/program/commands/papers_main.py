@@ -17,8 +17,7 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
-from tff_fssl.program.reporting import paper_runs
+from tff_fssl.program.reporting import papers
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
@@ -130,21 +129,21 @@ def papers_main(
   command, name = _command(parsed.positional)
   if command in ('list', 'compare'):
     if command == 'compare':
-      lines = paper_runs.compare_rows(name, settings.runs_dir, main_lib.warn)
+      lines = papers.compare_rows(name, settings.runs_dir, main_lib.warn)
     elif name:
-      lines = paper_runs.list_rows(papers.matching(name))
+      lines = papers.list_rows(papers.matching(name))
     else:
-      lines = paper_runs.overview()
+      lines = papers.overview()
     console.show('\n'.join(lines))
     return None
   row = papers.find(name)
   if command == 'run':
     return _run(row, settings)
   if command == 'show':
-    text = paper_runs.describe(row, settings.runs_dir, main_lib.warn)
+    text = papers.describe(row, settings.runs_dir, main_lib.warn)
   elif command == 'flags':
     more = {**settings.more(), 'total_rounds': _known_rounds(row, settings)}
-    text = paper_runs.write_flagfile(row, more)
+    text = papers.write_flagfile(row, more)
   else:
     text = (_train_command if command == 'command' else _hours)(row, settings)
   console.show(text)

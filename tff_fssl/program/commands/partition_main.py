@@ -82,8 +82,7 @@ def _drawing_group() -> flags.Group:
         default=field.default, metadata={**field.metadata, 'group': ''}
       ),
     )
-    for group in config_lib.groups()
-    for name, field in group.named_fields()
+    for name, field in config_lib.fields().items()
     if name in shown
   ]
   hparams_of_data = dataclasses.make_dataclass('DataHparams', kept)

@@ -7,6 +7,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import borrow
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
@@ -28,6 +29,13 @@ _ABOUT = (
 )
 
 
+EvaluateHparams = evaluation.EvaluateHparams
+
+
+def _evaluates(settings: 'ReportHparams') -> bool:
+  return settings.evaluate
+
+
 @dataclasses.dataclass(frozen=True)
 class ReportHparams:
   """Flags of `programs/report.py`."""
@@ -42,25 +50,10 @@ class ReportHparams:
     'Also inspect data and models, which takes some seconds for each group.'
     ' false: use the files of figures only.',
   )
-  data_dir: str = hparam(
-    '',
-    "The data's folder, as for train; if empty, the run's own setting.",
-    when=lambda report: report.evaluate,
-  )
-  cache_dir: str = hparam(
-    '',
-    "Folder of decoded images; if empty, the run's own setting.",
-    when=lambda report: report.evaluate,
-  )
-  run_model_file: bool = hparam(
-    False,
-    "Run the Python file that a run's --model=FILE.py:function names. Only for"
-    ' runs of your own: the flags that name it come with the folder.',
-    when=lambda report: report.evaluate,
-  )
-  verbose: bool = hparam(
-    False, "Show TensorFlow's messages.", when=lambda report: report.evaluate
-  )
+  data_dir: str = borrow(EvaluateHparams, 'data_dir', _evaluates)
+  cache_dir: str = borrow(EvaluateHparams, 'cache_dir', _evaluates)
+  run_model_file: bool = borrow(EvaluateHparams, 'run_model_file', _evaluates)
+  verbose: bool = borrow(EvaluateHparams, 'verbose', _evaluates)
 
   def __post_init__(self):
     hparams.validate(self)
@@ -91,7 +84,7 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
   try:
     loaded = evaluation.load_run(
       path,
-      hparams.build_from(settings, evaluation.EvaluateHparams),
+      hparams.build_from(settings, EvaluateHparams),
       'report',
     )
     from tff_fssl.program.loop import inspection  # pylint: disable=C0415
@@ -102,15 +95,9 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
       loaded.model,
       loaded.prediction,
       loaded.table,
-      _recorded(path),
+      output_tree.OutputTree(path).partition_json,
     )
   except UsageError as error:
     main_lib.warn(f'not looked over: {error}')
     return report.Model(path, None, str(error))
   return report.Model(path, figures)
-
-
-def _recorded(path: str) -> str:
-  """Returns the file of a run's partition, or '' if there is none."""
-  recorded = output_tree.OutputTree(path).partition_json
-  return recorded if os.path.lexists(recorded) else ''

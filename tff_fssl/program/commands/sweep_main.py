@@ -15,8 +15,7 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
-from tff_fssl.program.loop import interrupts
-from tff_fssl.program.storage import sweep_folder
+from tff_fssl.program.storage import output_tree
 
 if TYPE_CHECKING:
   from tff_fssl.program.storage import trials as trials_lib
@@ -85,7 +84,7 @@ def sweep_main(settings: SweepHparams, parsed: flags.ParsedFlags) -> int:
         console.show(f'trial {number}: {sweeps.values_text(values)}')
     return main_lib.DONE
   view = console.Console()
-  with sweep_folder.SweepFolder(sweep.folder) as folder:
+  with output_tree.SweepFolder(sweep.folder) as folder:
     folder.open(sweep.definition())
     return _sweep(sweep, folder, settings, view)
 
@@ -102,7 +101,7 @@ def train_command() -> list[str]:
 
 def _sweep(
   sweep: sweeps.Sweep,
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   settings: SweepHparams,
   view: console.Console,
 ) -> int:
@@ -131,13 +130,13 @@ def _sweep(
   )
   again = 'To continue, give the same command again.'
   try:
-    asyncio.run(interrupts.run_until_stopped(sweeper.run(), stop, view.say))
+    asyncio.run(main_lib.run_until_stopped(sweeper.run(), stop, view.say))
   except asyncio.CancelledError:
     view.say(f'Stopped at once. {again}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   if stop.signal is not None:
     view.say(f'Stopped and saved. {again}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   return _close(sweep, folder, trials, view)
 
 
@@ -178,7 +177,7 @@ def _plan(sweep: sweeps.Sweep) -> str:
 
 def _close(
   sweep: sweeps.Sweep,
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   trials: 'trials_lib.Trials',
   view: console.Console,
 ) -> int:

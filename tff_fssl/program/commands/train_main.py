@@ -15,15 +15,11 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
-from tff_fssl.program.loop import interrupts
 from tff_fssl.program.loop import messages
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import completion
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
@@ -106,7 +102,7 @@ def train_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  about = _ABOUT.format(may_differ=continuation.may_differ_text())
+  about = _ABOUT.format(may_differ=config_lib.changeable_text())
   groups = [flags.Group(StartHparams), *config_lib.groups()]
   with flags.naming_own_file(argv, 'train', *argv):
     parsed = usage.parse(
@@ -123,7 +119,7 @@ def train_main(argv: Sequence[str]) -> int:
     main_lib.complain(how)
 
   # Until the folder is the run's, Ctrl-C undoes the start.
-  with tree, interrupts.exit_at_once(lambda: tree.is_recorded, close):
+  with tree, main_lib.exit_at_once(lambda: tree.is_recorded, close):
     code = _start(config, tree, view, restart=parsed.values['restart'])
   return code
 
@@ -139,7 +135,7 @@ def _start(
   tree.open(config, restart=restart)
   if tree.old:
     view.say(f'The run that was in {tree.path} is in {tree.old} now.')
-  if completion.is_finished(config, tree):
+  if summary.is_finished(config, tree):
     view.say(
       f'This run has finished its {config.run.total_rounds} rounds; to'
       ' continue it, give a larger --total_rounds.'
@@ -147,7 +143,7 @@ def _start(
     _close(config, view, tree)
     return main_lib.DONE
   # Whatever the end would refuse is refused before hours of training.
-  completion.check_outputs(config, tree)
+  summary.check_outputs(config, tree)
   run_folder.check_availability(config, tree)
   source = None
   # A resumed run has the weights in its first checkpoint.
@@ -210,7 +206,7 @@ def _train(
     run_folder.record_partition(task, tree)
     run_folder.record_availability(task, tree)
     if compute is not None:
-      compute_lib.write(tree.compute_json, compute)
+      summary.write_compute(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
     watching = run_loggers.RunLoggers(experiment, tree, view.say)
     exits.enter_context(watching)
@@ -255,10 +251,10 @@ def _run_rounds(
     ),
   )
   try:
-    result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+    result = asyncio.run(main_lib.run_until_stopped(logic, stop, view.say))
   except asyncio.CancelledError:
     view.say(f'Stopped at once. {messages.how_to_resume(settings, tree)}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   except training.TrainingStoppedError as error:
     main_lib.complain(str(error))
     return main_lib.NOT_FINITE
@@ -267,7 +263,7 @@ def _run_rounds(
     return main_lib.FAILED
   if result.stopped_by is not None:
     view.say(f'Stopped and saved. {messages.how_to_resume(settings, tree)}')
-    return interrupts.exit_code(result.stopped_by)
+    return main_lib.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
     process = result.state.process
     # Algorithms without an exchange have no table.

@@ -11,16 +11,17 @@ import dataclasses
 import difflib
 import functools
 import os
+import pathlib
 import textwrap
 from typing import Any
 
 from absl import flags as absl_flags
 
+import tff_fssl
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
-from tff_fssl.program.configuration import configs
 
 # A flagfile comes with a run's folder, and may be hostile.
 _MAX_FLAGFILE_BYTES = 2**20
@@ -107,6 +108,8 @@ REMOVED = {
 }
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
+# The folder of flagfiles that come with the package.
+_CONFIGS = 'configs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +162,14 @@ class ParsedFlags:
       return ''
     return f' (in {self.files[name]})'
 
+  def mark_recorded(self, origin: str) -> 'ParsedFlags':
+    """Returns the flags as if the file `origin` had set those that were typed.
+
+    Flags of a file may have no effect.
+    """
+    files_of = {**dict.fromkeys(self.command_line, origin), **self.files}
+    return dataclasses.replace(self, command_line=frozenset(), files=files_of)
+
   def refuse(
     self, reasons: Mapping[str, str], wherever: Sequence[str] = ()
   ) -> None:
@@ -193,7 +204,6 @@ class _NumberParser(absl_flags.ArgumentParser):
 
   def __init__(self, number_type: type[Any]):
     self._number_type = number_type
-    self.syntactic_help = ''
 
   def parse(self, argument: Any) -> Any:
     try:
@@ -201,9 +211,6 @@ class _NumberParser(absl_flags.ArgumentParser):
     except ValueError as error:
       allowed = 'a whole number' if self._number_type is int else 'a number'
       raise ValueError(f'must be {allowed}') from error
-
-  def flag_type(self) -> str:
-    return self._number_type.__name__
 
 
 class _BooleanParser(absl_flags.BooleanParser):
@@ -554,7 +561,7 @@ def _read_flagfile(
   if including and not os.path.isabs(path):
     beside = os.path.join(os.path.dirname(including[-1]), path)
     path = beside if os.path.exists(beside) else path
-  path = configs.find(path)
+  path = find_config(path)
   # Links could hide that a file includes itself.
   if os.path.realpath(path) in map(os.path.realpath, including):
     raise UsageError(f'--flagfile={path}: the file includes itself')
@@ -596,5 +603,44 @@ def _similar_file(path: str) -> str:
   folder = os.path.dirname(path) or '.'
   beside = os.listdir(folder) if os.path.isdir(folder) else []
   return hparams.closest(os.path.basename(path), beside) or hparams.closest(
-    os.path.normpath(path), configs.names()
+    os.path.normpath(path), list_configs()
   )
+
+
+def _configs_folder() -> str:
+  """Returns the folder of the files of configs/."""
+  package = os.path.dirname(os.path.abspath(tff_fssl.__file__))
+  installed = os.path.join(package, _CONFIGS)
+  # The wheel carries a copy of configs/ inside the package.
+  if os.path.isdir(installed):
+    return installed
+  return os.path.join(os.path.dirname(package), _CONFIGS)
+
+
+def config_path(name: str) -> str:
+  """Returns the path of a file, given its path in configs/."""
+  return os.path.join(_configs_folder(), name)
+
+
+def list_configs() -> list[str]:
+  """Lists all flagfiles, sorted, as --flagfile=configs/X.flags takes them."""
+  folder = pathlib.Path(_configs_folder())
+  return sorted(
+    os.path.join(_CONFIGS, path.relative_to(folder))
+    for path in folder.rglob('*.flags')
+  )
+
+
+def find_config(path: str) -> str:
+  """Finds the file that the name of a flagfile refers to.
+
+  Args:
+    path: The name. A file of the file system comes first.
+
+  Returns:
+    `path`, unless only the package has a file of that name (configs/X.flags).
+  """
+  name = os.path.normpath(path)
+  if os.path.lexists(path) or name not in list_configs():
+    return path
+  return config_path(os.path.relpath(name, _CONFIGS))

@@ -18,9 +18,8 @@ from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import idle
+from tff_fssl.program.configuration import usage
 
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
@@ -245,9 +244,11 @@ class Sweep:
   def definition(self) -> dict[str, dict[str, str]]:
     """Returns the texts that must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
-    left_out = {*continuation.neutral_flags(), 'seed', *varied}
+    left_out = {*config_lib.neutral_flags(), 'seed', *varied}
     # A flag without effect on the base may have one on a trial.
-    given = {n: self.base.values[n] for n in _names() if self.base.is_set(n)}
+    given = {
+      n: self.base.values[n] for n in config_lib.fields() if self.base.is_set(n)
+    }
     values = {**given, **self.config.flags()}
     return {
       'flags': {
@@ -368,7 +369,7 @@ def _search(
       # The command line is already in it, and takes precedence.
       given.setdefault(name, read[name])
     search = SearchHparams(**given)
-  unused = idle.find_idle(search)
+  unused = usage.find_idle(search)
   for name in given:
     if name in unused:
       where = '' if parsed.is_set(name) else f' (in {path})'
@@ -393,13 +394,11 @@ def _read_spaces(table: Any) -> dict[str, Space]:
   """Reads the flags of a sweep file, by name."""
   if not isinstance(table, Mapping):
     raise UsageError('flags must be a table, [flags]')
-  named = flags.flatten(table, _is_range)
+  # A table with one of these keys is a range, not flags of an algorithm.
+  named = flags.flatten(
+    table, lambda inner: not inner.keys().isdisjoint(_RANGE)
+  )
   return {name: _space(name, values) for name, values in named.items()}
-
-
-def _is_range(value: Mapping[str, Any]) -> bool:
-  """Says whether a table of a sweep file is a range of values."""
-  return bool(set(value) & set(_RANGE))
 
 
 def _parse_space(text: str) -> Space:
@@ -457,20 +456,15 @@ def _space(name: str, given: Any) -> Space:
   return space
 
 
-def _names() -> set[str]:
-  """Returns the names of the flags of training."""
-  return {n for group in config_lib.groups() for n, _ in group.named_fields()}
-
-
 def _check_name(name: str) -> None:
   """Refuses a name that is no flag, or cannot vary (`UsageError`)."""
-  known = _names()
+  known = config_lib.fields()
   if name not in known:
     matches = hparams.closest(name, sorted(known))
     raise UsageError(f'unknown flag --{name}{matches}')
   if name in _NOT_VARIED:
     raise UsageError(f'--{name} cannot vary: {_NOT_VARIED[name]}')
-  if name in continuation.neutral_flags():
+  if name in config_lib.neutral_flags():
     raise UsageError(
       f'--{name} cannot vary: it does not change results, by which trials are'
       ' compared'

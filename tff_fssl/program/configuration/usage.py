@@ -1,9 +1,16 @@
-"""The texts of `--help`, `--help=WORD` and `--helpfull`."""
+"""The texts of `--help`, and flags without effect.
+
+`hparam(..., when=...)` says when a flag has an effect.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
+import functools
+import inspect
 import re
 import textwrap
+import types
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.program import console
@@ -81,9 +88,7 @@ def help_text(
   lines = _head(usage, description)
   if groups:
     lines += ['', 'Each flag is given with its default.']
-  for group in groups:
-    lines += group_lines(group)
-  lines += ['', 'Always:']
+  lines += [*group_lines(*groups), '', 'Always:']
   from_file = [
     '  --flagfile=FILE',
     '      Reads flags from a file, one per line; # starts a comment. Flags on'
@@ -117,8 +122,10 @@ def short_text(
     The text.
   """
   lines = _head(usage, description.partition('\n')[0])
-  lines += _chosen_lines(
-    groups, lambda _, name, __: name in common, _short_lines
+  lines += group_lines(
+    *groups,
+    is_shown=lambda _, name, __: name in common,
+    lines_of=_short_lines,
   )
   more = sum(len(group.named_fields()) for group in groups) - len(common)
   lines += [
@@ -149,7 +156,7 @@ def word_text(word: str, groups: Sequence[flags.Group]) -> str:
   def has_word(title: str, name: str, field: dataclasses.Field) -> bool:
     return wanted in f'{title}\n{name}\n{field.metadata["help"]}'.lower()
 
-  lines = _chosen_lines(groups, has_word, _field_lines)
+  lines = group_lines(*groups, is_shown=has_word)
   if not wanted or not lines:
     names = [name for group in groups for name, _ in group.named_fields()]
     raise hparams.UsageError(
@@ -173,59 +180,46 @@ def _head(usage: str, description: str) -> list[str]:
   return lines
 
 
-def _chosen_lines(
-  groups: Sequence[flags.Group],
-  is_shown: Callable[[str, str, dataclasses.Field], bool],
-  lines_of: Callable[[str, dataclasses.Field], list[str]],
+def group_lines(
+  *groups: flags.Group,
+  is_shown: Callable[[str, str, dataclasses.Field], bool] | None = None,
+  lines_of: Callable[[str, dataclasses.Field], list[str]] | None = None,
 ) -> list[str]:
-  """Writes the lines on some flags, under their topics.
+  """Writes the lines of the help on flags, under their topics.
 
   Args:
-    groups: The program's flags.
-    is_shown: (topic, flag, field) -> whether the flag is shown.
-    lines_of: (flag, field) -> its lines.
+    *groups: The flags.
+    is_shown: (topic, flag, field) -> whether the flag is shown. Without it, all
+      flags and the notes of groups are shown.
+    lines_of: (flag, field) -> its lines, by default the whole text.
 
   Returns:
     The lines. An empty one precedes each topic.
   """
   lines: list[str] = []
-  for title, fields in _topics(groups):
-    chosen = [(n, field) for n, field in fields if is_shown(title, n, field)]
-    if chosen:
-      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
-    for name, field in chosen:
-      lines += lines_of(name, field)
+  for title, note, fields in _topics(groups):
+    if is_shown:
+      note = ''
+      fields = [(n, field) for n, field in fields if is_shown(title, n, field)]
+    if fields or note:
+      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH), *_indented(note, 2)]
+    for name, field in fields:
+      lines += (lines_of or _field_lines)(name, field)
   return lines
 
 
-def _topics(groups: Sequence[flags.Group]) -> Iterator[tuple[str, _Fields]]:
-  """Yields each topic with its flags. A field with a `group` begins one."""
+def _topics(
+  groups: Sequence[flags.Group],
+) -> Iterator[tuple[str, str, _Fields]]:
+  """Yields each topic, its note and its flags. A field may begin one."""
   for group in groups:
-    title, fields = group.title, _Fields()
+    title, note, fields = group.title, group.note, _Fields()
     for name, field in group.named_fields():
       if field.metadata['group']:
-        if fields:
-          yield title, fields
-        title, fields = field.metadata['group'], _Fields()
+        yield title, note, fields
+        title, note, fields = field.metadata['group'], '', _Fields()
       fields.append((name, field))
-    if fields:
-      yield title, fields
-
-
-def group_lines(group: flags.Group) -> list[str]:
-  """Writes the lines of `--help` on a group's flags."""
-  lines: list[str] = []
-  named_fields = group.named_fields()
-  # A first field with a group brings its own heading.
-  titled = named_fields and not named_fields[0][1].metadata['group']
-  if titled or group.note:
-    lines += ['', *textwrap.wrap(f'{group.title}:', _WIDTH)]
-    lines += _indented(group.note, 2)
-  for name, field in named_fields:
-    if field.metadata['group']:
-      lines += ['', *textwrap.wrap(f'{field.metadata["group"]}:', _WIDTH)]
-    lines += _field_lines(name, field)
-  return lines
+    yield title, note, fields
 
 
 def _field_lines(name: str, field: dataclasses.Field) -> list[str]:
@@ -285,3 +279,77 @@ def allowed(field: dataclasses.Field) -> str:
   )
   below = '' if high is None else f'at most {high:.10g}'
   return f' ({", ".join(part for part in (above, below) if part)})'
+
+
+def find_idle(
+  group: Any, prefix: str = '', config: Any = None
+) -> dict[str, str]:
+  """Finds the flags of a group that have no effect.
+
+  Args:
+    group: An instance of a dataclass of `hparam` fields.
+    prefix: The prefix of its flags.
+    config: The `config.Config` that the group is part of, if any.
+
+  Returns:
+    Name of each such flag -> the flag that is the reason, as it is written:
+    '--partition=iid'.
+  """
+  idle = {}
+  for field in hparams.documented_fields(group):
+    last_read: list[str] = []
+    when = field.metadata['when']
+    if when and not when(_Reader(group, prefix, config, last_read)):
+      # A predicate that is false has just read the flag that decides.
+      idle[f'{prefix}{field.name}'] = last_read[-1]
+  return idle
+
+
+class _Reader:
+  """Shows a predicate a group of flags, and notes the flags that it reads.
+
+  Attributes that the group lacks come from the configuration and its groups.
+  """
+
+  def __init__(
+    self, group: Any, prefix: str, config: Any, last_read: list[str]
+  ):
+    self._all = group, prefix, config, last_read
+
+  def __getattr__(self, name: str) -> Any:
+    group, prefix, config, last_read = self._all
+    groups = [(config, ''), *config.groups()] if config else []
+    # The group itself comes first: its own flags are read without a prefix.
+    found = [
+      pair
+      for pair in ((group, prefix), *groups)
+      if name in vars(pair[0]) or hasattr(type(pair[0]), name)
+    ]
+    if not found:
+      whose = type(group).__name__
+      raise AttributeError(f'{whose}: `when` reads {name!r}, which is no flag')
+    owner, of_owner = found[0]
+    reader = self
+    if owner is not group:
+      reader = _Reader(owner, of_owner, config, last_read)
+    kind = inspect.getattr_static(type(owner), name, None)
+    # Run on the reader, a property shows the flags that it reads.
+    if isinstance(kind, property) and kind.fget:
+      return kind.fget(reader)
+    if isinstance(kind, types.FunctionType):
+      return functools.partial(kind, reader)
+    value = getattr(owner, name)
+    if owner is config and name == 'info':  # --dataset decides it.
+      last_read.append(f'--dataset={config.run.dataset}')
+    elif name in _flags(owner):
+      last_read.append(f'--{of_owner}{name}={hparams.format_value(value)}')
+    elif dataclasses.is_dataclass(value) and _flags(value):
+      of_value = next((p for g, p in groups if g is value), '')
+      return _Reader(value, of_value, config, last_read)
+    return value
+
+
+def _flags(group: Any) -> set[str]:
+  """Returns the names of a dataclass's fields that are flags."""
+  fields = dataclasses.fields(group)
+  return {field.name for field in fields if 'help' in field.metadata}

@@ -32,7 +32,7 @@ from tff_fssl.models import adapter
 from tff_fssl.models import evaluate as evaluate_lib
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.deploy import deployment as deployment_lib
+from tff_fssl.program.deploy import rounds
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.loop import training
@@ -181,13 +181,11 @@ def _start(
   config: config_lib.Config, run: output_tree.OutputTree | None
 ) -> _Start:
   """Builds the process, and reads or makes its first state."""
-  source = loaded = None
-  if run is not None:
-    frozen = warm_start.read_frozen(run, checkpoint.run_owner(config))
-  else:
-    source = config.run.init_from and warm_start.find(config.run.init_from)
-    loaded = experiment_lib.load_weights(config, source) if source else None
-    frozen = loaded.frozen if loaded and config.run.train_layers else None
+  loaded = None
+  if run is None and config.run.init_from:
+    source = warm_start.find(config.run.init_from)
+    loaded = experiment_lib.load_weights(config, source)
+  frozen = run_folder.read_frozen(config, run, loaded)
   task = experiment_lib.build_task(config, frozen)
   held = task.partition.server_labeled
   if config.round.scenario == data_names.LABELS_AT_SERVER:
@@ -262,7 +260,7 @@ class _Writer:
       initial=self.start.state,
       simulate_secure_aggregation=self.config.run.simulate_secure_aggregation,
     )
-    names = {f'{deployment_lib.PROCESS}{_inner(n)}' for n in program.parameter}
+    names = set(map(rounds.checkpoint_path, program.parameter))
     assert names == {
       path for path in self.start.paths if path.startswith('process/')
     }, 'the state of the program is not that of a checkpoint'
@@ -338,7 +336,7 @@ class _Writer:
 
   def _write_evaluation(self) -> None:
     """Writes the graph and the data of evaluations."""
-    experiment, place = self.start.experiment, deployment_lib.EVALUATION
+    experiment, place = self.start.experiment, rounds.EVALUATION
     folder = self._path('server', place)
     export.export(_build_evaluation(experiment), folder)
     os.unlink(os.path.join(folder, 'artefact.py'))
@@ -355,7 +353,7 @@ class _Writer:
     run, task = config.run, experiment.task
     values = {n: hparams.format_value(v) for n, v in config.flags().items()}
     values.pop('output_dir', None)
-    deployed = deployment_lib.Deployment(
+    deployed = rounds.Deployment(
       values=values,
       owner=run_folder.owner_of(task),
       is_private=config.is_private,
@@ -370,13 +368,13 @@ class _Writer:
       keep_checkpoints=run.keep_checkpoints,
       min_clients=experiment.process.min_clients,
       # Real clients drop out, and are late, by themselves.
-      participation=deployment_lib.ParticipationHparams(
+      participation=rounds.ParticipationHparams(
         availability_file=config.participation.availability_file,
         availability_period=config.participation.availability_period,
       ),
       splits=tuple(self._splits()),
     )
-    self._text('server', deployment_lib.NAME, deployed.encode())
+    self._text('server', rounds.NAME, deployed.encode())
 
   def _copy(self, run: output_tree.OutputTree | None) -> None:
     """Copies what a run's folder has besides, for those who read it."""
@@ -384,7 +382,7 @@ class _Writer:
     task.partition.save_json(self._path('server', 'partition.json'))
     path = self.config.participation.availability_file
     if path:
-      self._text('server', deployment_lib.AVAILABILITY, files.read_text(path))
+      self._text('server', rounds.AVAILABILITY, files.read_text(path))
     if run is not None and os.path.lexists(run.frozen):
       shutil.copy(run.frozen, self._path('server'))
 
@@ -403,7 +401,9 @@ class _Writer:
       tensorflow=tf.version.VERSION,
       server=json.dumps(os.path.join(self.final, 'server')),
       secret=', its labelled examples' * at_server,
-      labels_text=_labels_text(at_server),
+      labels_text='The server has the labels; labels of clients are not used.'
+      if at_server
+      else 'Clients have the labels.',
       data_text=_WHAT_DATA[data.train.kind],
       class_names=', '.join(data.class_names[:100]),
       num_clients=self.start.experiment.task.partition.num_clients,
@@ -412,16 +412,6 @@ class _Writer:
       **values,
     )
     self._text(*names, text)
-
-
-def _labels_text(at_server: bool) -> str:
-  if at_server:
-    return 'The server has the labels; labels of clients are not used.'
-  return 'Clients have the labels.'
-
-
-def _inner(name: str) -> str:
-  return name.removeprefix(deployment_lib.STATE)
 
 
 def _own(name: str) -> bytes:

@@ -19,11 +19,10 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import experiment
-from tff_fssl.program.loop import remote_data
+from tff_fssl.program.loop import run_data
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import client_accuracy
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
@@ -77,8 +76,8 @@ def evaluate_clients(
     max_client_examples=max(map(len, partition.client_test)),
     secure_sum=config.aggregator.aggregator == aggregator_hparams.SECURE,
   )
-  held = remote_data.Held(config, task.data, partition)
-  load = remote_data.Loader(held, remote_data.test_examples)
+  held = run_data.Held(config, task.data, partition)
+  load = run_data.Loader(held, run_data.test_examples)
   source = sampling.build_data_source(
     process,
     load(),
@@ -109,7 +108,7 @@ def evaluate_local_models(
   held: sources.Examples,
   *,
   round_num: int,
-  rows: row_files.RowFiles,
+  rows: checkpoint.RowFiles,
   batch_size: int = 256,
 ) -> Mapping[str, Any]:
   """Evaluates the models that a round's clients make of a model.
@@ -150,7 +149,7 @@ def evaluate_local_models(
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
-      state = row_files.OutsideRows(process.outside, rows).load(
+      state = checkpoint.OutsideRows(process.outside, rows).load(
         state, source.client_ids(config.run.seed, round_num)
       )
     table = state.distributor['table'] if state.distributor else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 import re
@@ -22,11 +22,11 @@ from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.loop import run_folder
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -134,7 +134,7 @@ class LoadedRun(NamedTuple):
     prediction: The way of predicting.
     table: The exchange's table.
     leaves: All leaves of the checkpoint.
-    rows: The `row_files.RowFiles` of the run.
+    rows: The `checkpoint.RowFiles` of the run.
   """
 
   name: str
@@ -198,12 +198,7 @@ def load_run(
     UsageError: If the checkpoint or the data cannot be used.
   """
   tree = output_tree.OutputTree(folder)
-  arguments = [f'--flagfile={tree.flags_file}']
-  if tree.read_flags().get('partition_file'):
-    # The file may have changed; the run has a copy.
-    arguments.append(f'--partition_file={tree.partition_json}')
-  with flags.naming_own_file(arguments, program, folder):
-    config = read_config(folder, arguments, settings)
+  config = read_run_config(tree, settings, program)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
@@ -212,7 +207,7 @@ def load_run(
   frozen = warm_start.read_frozen(tree, checkpoint.run_owner(config))
   task = experiment.build_task(config, frozen)
   path = checkpoint.path_of(tree.checkpoints, round_num)
-  owner = checkpoint.model_owner(checkpoint.run_owner(config), task.model_fn())
+  owner = run_folder.owner_of(task)
   try:
     # Once more, now that the network's weights are known.
     checkpoint.check_owner(path, owner)
@@ -226,8 +221,36 @@ def load_run(
     experiment.prediction_of(config),
     warm_start.extract_table(leaves),
     leaves,
-    row_files.RowFiles(tree.client_rows, owner),
+    checkpoint.RowFiles(tree.client_rows, owner),
   )
+
+
+def read_run_config(
+  tree: output_tree.OutputTree,
+  settings: EvaluateHparams,
+  program: str,
+  more: Sequence[str] = (),
+) -> config_lib.Config:
+  """Reads the configuration of a run.
+
+  Args:
+    tree: The run.
+    settings: Where the data are, and what is allowed.
+    program: The program that needs it, for messages.
+    more: Arguments that take precedence over the run's flags.
+
+  Returns:
+    The configuration.
+
+  Raises:
+    UsageError: If the flags cannot be used.
+  """
+  arguments = [f'--flagfile={tree.flags_file}']
+  if tree.read_flags().get('partition_file'):
+    # The file may have changed; the run has a copy.
+    arguments.append(f'--partition_file={tree.partition_json}')
+  with flags.naming_own_file(arguments, program, tree.path):
+    return read_config(tree.path, [*arguments, *more], settings)
 
 
 def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
@@ -405,13 +428,7 @@ def read_config(
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
     parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
   # Nobody typed these flags: some may have no effect.
-  config = config_lib.build_config(
-    dataclasses.replace(
-      parsed,
-      command_line=frozenset(),
-      files={**dict.fromkeys(parsed.command_line, folder), **parsed.files},
-    )
-  )
+  config = config_lib.build_config(parsed.mark_recorded(folder))
   model = config.run.model
   # The path comes with the folder, which may be a stranger's.
   if model_names.file_and_function(model) and not settings.run_model_file:

@@ -34,10 +34,9 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import remote_data
 from tff_fssl.program.loop import run_data
-from tff_fssl.program.reporting import tensorboard
-from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.reporting import loggers
+from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
@@ -141,7 +140,7 @@ class ExperimentHooks(training_types.Hooks):
     self,
     experiment: Experiment,
     context: Any,
-    profiler: tensorboard.RoundProfiler,
+    profiler: loggers.RoundProfiler,
     on_round_done: Callable[[Any, training_types.RoundReport], None],
   ):
     """Initializes the hooks.
@@ -367,7 +366,7 @@ def build_task(
   )
 
 
-def measure_compute(task: Task) -> compute_lib.Compute | None:
+def measure_compute(task: Task) -> summary.Compute | None:
   """Measures the compute of a client of mean size and of the server.
 
   Args:
@@ -411,7 +410,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
       )
       authors = of_theirs.most / measured.forward
   server = measured.count_server(len(partition.server_labeled))
-  return compute_lib.Compute(
+  return summary.Compute(
     measured.forward,
     client.most / measured.forward,
     client.least / measured.forward,
@@ -461,8 +460,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     aggregator=_build_aggregator(config),
   )
   _check_streaming(config.streaming.steps, partition)
-  load = remote_data.Loader(
-    remote_data.Held(config, data, partition), remote_data.training_examples
+  load = run_data.Loader(
+    run_data.Held(config, data, partition), run_data.training_examples
   )
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.

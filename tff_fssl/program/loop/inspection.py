@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import os
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,7 +55,7 @@ def look_over(
     model: The model, of arrays.
     prediction: The way of predicting. None: by its network alone.
     table: The table of the exchange, if the prediction needs it.
-    recorded: The run's file of its partition, or '' if there is none.
+    recorded: The run's file of its partition, which may be missing.
 
   Returns:
     The figures.
@@ -174,7 +175,7 @@ def _doubts_of_data(task: experiment.Task) -> list[str]:
 
 def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
   """Describes how the recorded partition differs from the flags'."""
-  if not recorded:
+  if not os.path.lexists(recorded):
     return []
   try:
     partition = partition_lib.read(recorded)

@@ -11,8 +11,8 @@ from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
 
@@ -21,7 +21,7 @@ def banner(
   context: Any,
   source: warm_start.Source | None,
   loaded: warm_start.Loaded | None,
-  compute: compute_lib.Compute | None,
+  compute: summary.Compute | None,
 ) -> str:
   """Describes the run that is about to start, in a few lines."""
   config, data, partition = task.config, task.data, task.partition

@@ -12,12 +12,11 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import participation
@@ -82,13 +81,16 @@ def record_availability(task: Any, tree: output_tree.OutputTree) -> None:
 
 def read_frozen(
   config: config_lib.Config,
-  tree: output_tree.OutputTree,
+  tree: output_tree.OutputTree | None,
   loaded: warm_start.Loaded | None,
 ) -> Any:
-  """Reads the weights that do not train, or None if all do."""
+  """Reads the weights that do not train, or None if all do.
+
+  They are those that a new run starts from, or else those of the run `tree`.
+  """
   if loaded:
     return loaded.frozen if config.run.train_layers else None
-  return warm_start.read_frozen(tree, checkpoint.run_owner(config))
+  return tree and warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
 def owner_of(task: Any) -> checkpoint.Owner:
@@ -136,20 +138,20 @@ def build_outputs(
     csv_table.CsvTable(tree.timing_csv),
     also,
     csv_table.RoundLines(tree.non_finite_txt),
-    row_files.RowFiles(tree.client_rows, owner),
+    checkpoint.RowFiles(tree.client_rows, owner),
   )
 
 
 def build_profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
-) -> tensorboard.RoundProfiler:
+) -> loggers.RoundProfiler:
   """Builds the profiler, and tells the user if its rounds are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)
   if rounds and max(rounds) <= done:
     view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
-  return tensorboard.RoundProfiler(rounds, tree.tensorboard, view.say)
+  return loggers.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
 def export_models(

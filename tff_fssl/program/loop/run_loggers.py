@@ -13,7 +13,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.program import training_types
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import inspection
@@ -21,8 +21,6 @@ from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.reporting import plots
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import tensorboard
-from tff_fssl.program.reporting import trackers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -132,9 +130,9 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
   def _begin_tensorboard(self, is_new: bool) -> None:
     """Shows the flags, sample views, and the partition."""
     task = self._experiment.task
-    board = tensorboard.TensorBoardLogger(self._tree.tensorboard)
+    board = loggers.TensorBoardLogger(self._tree.tensorboard)
     self._loggers[_TENSORBOARD] = board
-    ignored = continuation.neutral_flags()
+    ignored = config_lib.neutral_flags()
     values = task.config.flags()
     board.log_hparams({n: v for n, v in values.items() if n not in ignored})
     if not is_new:
@@ -152,7 +150,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     values = config.flags()
     # The destination of figures is no part of the run.
     del values['track']
-    tracker = trackers.TrackerLogger(
+    tracker = loggers.TrackerLogger(
       f'{kind}:{where}',
       tree.tracking,
       name=os.path.basename(os.path.abspath(tree.path)),

@@ -23,10 +23,8 @@ from tff_fssl.program import training_types
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import sweep_results
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import locked_folder
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
-from tff_fssl.program.storage import sweep_folder
 from tff_fssl.program.storage import trials as trials_lib
 
 # Between two looks at a run's process and its table.
@@ -64,7 +62,7 @@ class Sweeper:
   def __init__(
     self,
     sweep: sweeps.Sweep,
-    folder: sweep_folder.SweepFolder,
+    folder: output_tree.SweepFolder,
     trials: trials_lib.Trials,
     settings: Settings,
     stop: training_types.StopRequest,
@@ -94,7 +92,8 @@ class Sweeper:
           if trial is None:
             break
           tasks.add(asyncio.create_task(self._make(trial)))
-        self._write_table()
+        records = self._trials.records()
+        sweep_results.write_csv(self._folder, records, self._sweep)
         if not tasks:
           return
         done, tasks = await asyncio.wait(
@@ -106,10 +105,6 @@ class Sweeper:
       for task in tasks:
         task.cancel()
       await asyncio.gather(*tasks, return_exceptions=True)
-
-  def _write_table(self) -> None:
-    records = self._trials.records()
-    sweep_results.write_csv(self._folder, records, self._sweep)
 
   async def _make(self, trial: trials_lib.Running) -> None:
     """Makes a trial, and reports its result."""
@@ -208,7 +203,7 @@ class Sweeper:
   async def _wait_until_free(self, path: str) -> None:
     """Waits for a run of a sweep that was killed, which still saves."""
     is_told = False
-    while locked_folder.is_held(path):
+    while output_tree.is_held(path):
       if not is_told:
         self._say(f'waiting for the program that still writes to {path}')
         is_told = True

@@ -19,11 +19,10 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tff
 from tff_fssl.program import console
 from tff_fssl.program import training_types
-from tff_fssl.program.loop import round_checks
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
 
@@ -68,7 +67,7 @@ class Outputs:
   timing: csv_table.CsvTable
   also: loggers.Logger | None = None
   non_finite: csv_table.RoundLines | None = None
-  rows: row_files.RowFiles | None = None
+  rows: checkpoint.RowFiles | None = None
 
   def truncate_after(self, round_num: int) -> int:
     """Removes rows of later rounds, and returns the number of rounds."""
@@ -211,15 +210,15 @@ class _Run:
   hooks: Hooks
 
   def __post_init__(self):
-    self._watch = round_checks.UpdateWatch()
-    self._rows: row_files.OutsideRows | None = None
+    self._watch = training_types.UpdateWatch()
+    self._rows: checkpoint.OutsideRows | None = None
     outside = getattr(self.process, 'outside', None)
     if outside is not None:
       if self.outputs.rows is None:
         raise ValueError(
           'The process keeps rows outside of its state: give `Outputs.rows`.'
         )
-      self._rows = row_files.OutsideRows(outside, self.outputs.rows)
+      self._rows = checkpoint.OutsideRows(outside, self.outputs.rows)
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
     """Returns (state to start from, last finished round)."""
@@ -328,7 +327,7 @@ class _Run:
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
     metrics = {**managers.flatten(output.metrics), **counts}
-    is_bad = round_checks.is_bad_round(metrics)
+    is_bad = training_types.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)
     evaluation: Mapping[str, float] = {}
     start = time.monotonic()
@@ -381,7 +380,7 @@ class _Run:
     if warning is not None:
       name = console.round_name(round_num, self.settings)
       self.reporter.say(f'{name}: {warning}.')
-    num_clients = int(report.metrics.get(round_checks.NON_FINITE, 0))
+    num_clients = int(report.metrics.get(training_types.NON_FINITE, 0))
     if not num_clients:
       return
     lines = await asyncio.to_thread(

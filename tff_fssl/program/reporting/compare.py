@@ -11,9 +11,8 @@ import numpy as np
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 # The figure that tables and tests compare.
@@ -63,9 +62,21 @@ class Table(NamedTuple):
   header: list[str]
   rows: list[list[str]]
 
+  def select(self, kept: Sequence[int]) -> 'Table':
+    """Returns the table of some of the columns."""
+    header, *rows = (
+      [row[i] for i in kept] for row in (self.header, *self.rows)
+    )
+    return Table(header, rows)
+
+  def drop_empty(self) -> 'Table':
+    """Drops columns of figures that no row has."""
+    columns = range(len(self.header))
+    return self.select([i for i in columns if any(row[i] for row in self.rows)])
+
 
 def _compute_column(
-  value: Callable[[compute_lib.Compute], float | None],
+  value: Callable[[summary.Compute], float | None],
 ) -> Callable[[runs_lib.Run], float]:
   """Makes a column of figures of `compute.json`."""
 
@@ -145,31 +156,22 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
   Returns:
     The results. For several groups, then the tests.
   """
-  columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
-    (
-      'test, last round, %',
-      lambda r: 100 * at(r, TEST_ACCURACY, last_round),
-      1,
-    ),
+
+  def percent(figure: str) -> Callable[[runs_lib.Run], float]:
+    return lambda run: 100 * at(run, f'{TEST_ACCURACY}{figure}', last_round)
+
+  columns = [
+    ('test, last round, %', percent(''), 1),
     (
       'test, best-validation round, %',
-      lambda r: 100 * best_validation(r, last_round),
+      lambda run: 100 * best_validation(run, last_round),
       1,
     ),
     # Where each client has its own model.
-    (
-      'deviation over clients, %',
-      lambda r: 100 * at(r, f'{TEST_ACCURACY}_deviation', last_round),
-      1,
-    ),
-    (
-      'worst decile of clients, %',
-      lambda r: 100 * at(r, f'{TEST_ACCURACY}_worst_decile', last_round),
-      1,
-    ),
+    ('deviation over clients, %', percent('_deviation'), 1),
+    ('worst decile of clients, %', percent('_worst_decile'), 1),
+    *_declared(last_round),
   ]
-
-  columns += _declared(last_round)
   if all(run.compute is not None for group in groups for run in group.runs):
     columns += _COMPUTE
   cells = [
@@ -179,15 +181,13 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
     ]
     for group in groups
   ]
-  # No empty columns for figures that these runs lack.
-  known = [i for i in range(len(columns)) if any(row[i] != '' for row in cells)]
   results = Table(
-    ['', 'runs', *(columns[i][0] for i in known)],
+    ['', 'runs', *(title for title, _, _ in columns)],
     [
-      [group.label, str(len(group.runs)), *(row[i] for i in known)]
+      [group.label, str(len(group.runs)), *row]
       for group, row in zip(groups, cells)
     ],
-  )
+  ).drop_empty()
   tests = [_tests(groups, last_round)] if len(groups) > 1 else []
   return [results, *tests]
 
@@ -236,10 +236,7 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
   else:
     usual = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
     chosen = usual[:_MOST_COLUMNS]
-  kept = [0, 1, *chosen]
-  return Table(
-    [titles[i] for i in kept], [[row[i] for i in kept] for row in results.rows]
-  )
+  return results.select([0, 1, *chosen])
 
 
 def plain_text(shown: Sequence[Table]) -> str:
@@ -316,7 +313,7 @@ def find_differences(
     }
     for group in groups
   ]
-  ignored = {*continuation.may_differ(), 'seed', 'algorithm'}
+  ignored = {*config_lib.changeable_flags(), 'seed', 'algorithm'}
   result = {}
   for name in sorted(set.intersection(*map(set, values)) - ignored):
     found = list(dict.fromkeys(of_group[name] for of_group in values))

@@ -1,6 +1,7 @@
 """Signs of trouble in runs, from their files alone."""
 
 from collections.abc import Callable, Iterator, Sequence
+import math
 import os
 from typing import NamedTuple
 
@@ -248,19 +249,12 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
     return
   for name, field in config.own_group(entry).named_fields():
     text = run.flags.get(name, '')
-    if name.endswith('_weight') and field.default and _is_zero(text):
+    if name.endswith('_weight') and field.default and _number(text) == 0:
       yield _Sign(
         name,
         f'--{name}={text} switches this part of the loss off (its default is'
         f' {hparams.format_value(field.default)})',
       )
-
-
-def _is_zero(text: str) -> bool:
-  try:
-    return float(text) == 0
-  except ValueError:
-    return False
 
 
 def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
@@ -272,7 +266,7 @@ def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
   test = compare.at(run, compare.TEST_ACCURACY, int(rounds[best]))
   # The share among so many examples deviates by this, and a run that is chosen
   # by it is above its mean.
-  num = max(1.0, _number(run, 'num_validation', 1.0))
+  num = max(1.0, _number(run.flags.get('num_validation', ''), 1.0))
   deviation = np.sqrt(max(test * (1 - test), 0.01) / num)
   if values[best] - test > 0.05 + 3 * deviation:
     yield _Sign(
@@ -284,9 +278,10 @@ def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
     )
 
 
-def _number(run: runs_lib.Run, flag: str, default: float) -> float:
+def _number(text: str, default: float = math.nan) -> float:
+  """Reads a flag's number. Other texts give the default."""
   try:
-    return float(run.flags.get(flag, ''))
+    return float(text)
   except ValueError:
     return default
 
@@ -361,12 +356,13 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
     )
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
+    texts = {name: hparams.format_value(settings[name]) for name in _SETTINGS}
     wrong = [
-      f'{name} {hparams.format_value(settings[name])} instead of'
-      f' {run.flags[name]}'
-      for name in _SETTINGS
+      f'{name} {text} instead of {run.flags[name]}'
+      for name, text in texts.items()
       if name in run.flags
-      and not _same(hparams.format_value(settings[name]), run.flags[name])
+      and text != run.flags[name]
+      and _number(text) != _number(run.flags[name])
     ]
     if wrong:
       yield _Sign(
@@ -384,13 +380,6 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
       f' --partition=iid would give {usual:.2f} (mean total variation'
       ' distance)',
     )
-
-
-def _same(first: str, second: str) -> bool:
-  try:
-    return float(first) == float(second)
-  except ValueError:
-    return first == second
 
 
 def _usual_unevenness(counts: np.ndarray) -> float:
@@ -425,7 +414,7 @@ def _different_budgets(
       f' {last[long]}; tables take the last round that all have evaluated',
     )
   for run in members:
-    total = _number(run, 'total_rounds', last[run.path])
+    total = _number(run.flags.get('total_rounds', ''), last[run.path])
     if last[run.path] < total:
       yield Finding(
         run.path,

@@ -1,13 +1,52 @@
-"""The interface of everything that takes the metrics of a run."""
+"""Takers of the metrics of a run: TensorBoard, MLflow, Weights & Biases.
+
+A tracker's library runs in a process of its own (`tracker_process`). A server
+that does not answer, a full disk or a library that fails neither delays nor
+ends training. A training program that is killed leaves no run behind that
+seems to continue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from typing import Any, Protocol
 
-from tff_fssl import files
+import numpy as np
 
-FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.lazy import tf
+from tff_fssl.program.reporting import tracker_process
+
+FINISHED, FAILED, KILLED = tracker_process.ENDS
+# Columns of the HParams dashboard.
+_RESULTS = {
+  'test/accuracy': 'test accuracy, last round',
+  'best_validation/test/accuracy': 'test accuracy, best validation',
+  'best_validation/round': 'round, best validation',
+}
+# Messages that wait for a slow tracker; one for each round.
+_MAX_WAITING = 100_000
+_MAX_ERROR = 2**16
+# Defaults of the libraries' own settings: they do not try for long, and say
+# nothing. Variables that the user set take precedence.
+_SETTINGS = {
+  'GIT_PYTHON_REFRESH': 'quiet',
+  'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '3',
+  'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
+  'WANDB_ERROR_REPORTING': 'false',
+  'WANDB_SILENT': 'true',
+}
 
 
 class Logger(Protocol):
@@ -41,3 +80,261 @@ class RunLogger(Logger, Protocol):
 def failure(name: str, error: Exception) -> str:
   """Returns the warning that a logger has failed, and is not used again."""
   return f'{name} stops: {type(error).__name__}: {files.first_line(error)}'
+
+
+class TensorBoardLogger:
+  """Writes a run to TensorBoard, under TFF's names.
+
+  TFF's own manager cannot write pictures and hyper-parameters into the same
+  file. TensorBoard follows only the newest of several files in a folder.
+  """
+
+  def __init__(self, folder: str):
+    """Begins a file.
+
+    Args:
+      folder: The folder of the run's events, which is made if missing.
+    """
+    self._writer = tf.summary.create_file_writer(folder)
+
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Writes numbers as scalars, and arrays as histograms."""
+    with self._writer.as_default(round_num):
+      for name, value in metrics.items():
+        array = np.asarray(value)
+        # TensorBoard shows numbers only.
+        if array.dtype.kind not in 'biuf':
+          continue
+        if array.ndim:
+          tf.summary.histogram(name, array)
+        else:
+          tf.summary.scalar(name, array)
+
+  def log_picture(self, name: str, path: str, round_num: int = 0) -> None:
+    """Writes a PNG file."""
+    from PIL import Image  # pylint: disable=import-outside-toplevel
+
+    with Image.open(path) as picture:
+      self.log_pixels(name, np.asarray(picture.convert('RGB')), round_num)
+
+  def log_pixels(
+    self, name: str, pixels: np.ndarray, round_num: int, about: str = ''
+  ) -> None:
+    """Writes a picture, uint8 [H, W, 1 or 3], and a caption."""
+    with self._writer.as_default(round_num):
+      tf.summary.image(name, pixels[np.newaxis], description=about or None)
+    # Pictures are few, and looked at while the run continues.
+    self._writer.flush()
+
+  def log_hparams(self, values: Mapping[str, Any]) -> None:
+    """Writes hyper-parameters: bool, int, float or str by name."""
+    # TensorBoard's plugin takes a second.
+    # pylint: disable-next=import-outside-toplevel
+    from tensorboard.plugins.hparams import api
+
+    with self._writer.as_default(0):
+      api.hparams_config(
+        [api.HParam(name) for name in values],
+        [api.Metric(tag, display_name=name) for tag, name in _RESULTS.items()],
+      )
+      api.hparams(dict(values))
+
+  def log_file(self, name: str, path: str) -> None:
+    """Does nothing: TensorBoard shows no files."""
+
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
+    """Writes the results of the best round. `log` wrote those of the last."""
+    best = {n: v for n, v in summary.items() if n.startswith('best_')}
+    self.log(round_num, best)
+
+  def finish(self, state: str, seconds: float = 0.0) -> None:
+    """Writes whether the run has reached its last round, and ends the file."""
+    # pylint: disable=import-outside-toplevel
+    from tensorboard.plugins.hparams import api_pb2
+    from tensorboard.plugins.hparams import summary
+
+    del seconds  # The disk is near.
+    status = api_pb2.STATUS_FAILURE
+    if state == FINISHED:
+      status = api_pb2.STATUS_SUCCESS
+    with self._writer.as_default(0):
+      tf.summary.experimental.write_raw_pb(
+        summary.session_end_pb(status).SerializeToString()
+      )
+    self._writer.close()
+
+
+class RoundProfiler:
+  """Profiles rounds. A failure is reported, and training continues."""
+
+  def __init__(
+    self, rounds: frozenset[int], folder: str, say: Callable[[str], None]
+  ):
+    """Chooses rounds.
+
+    Args:
+      rounds: Numbers of the rounds.
+      folder: TensorBoard's folder. Each profile is a run `round_N` in it, so
+        that two profiles made in one second do not overwrite each other.
+      say: Tells the user.
+    """
+    self._rounds = rounds
+    self._folder = folder
+    self._say = say
+
+  @contextlib.contextmanager
+  def round(self, round_num: int) -> Iterator[None]:
+    """Profiles the body of the `with` block, if the round was chosen."""
+    if round_num not in self._rounds:
+      yield
+      return
+    profiler = tf.profiler.experimental
+    folder = os.path.join(self._folder, f'round_{round_num}')
+    started = self._succeeds(lambda: profiler.start(folder))
+    try:
+      # TensorBoard's profile plugin recognizes a step by this trace.
+      with profiler.Trace('round', step_num=round_num, _r=1):
+        yield
+    finally:
+      if started and self._succeeds(profiler.stop):
+        self._say(f'Profile of round {round_num}: {folder}')
+
+  def _succeeds(self, action: Callable[[], None]) -> bool:
+    try:
+      action()
+    except Exception as error:  # pylint: disable=broad-except
+      self._say(f'--profile: {type(error).__name__}: {error}')
+      return False
+    return True
+
+
+class TrackerError(Exception):
+  """A failure of a tracker, with its reason."""
+
+
+class TrackerLogger:
+  """Sends a run to a tracker.
+
+  Only `finish` waits for the tracker. Rounds that the tracker's run has already
+  are not sent again. Each method raises `TrackerError`, once, if the tracker
+  has failed.
+  """
+
+  def __init__(
+    self,
+    target: str,
+    folder: str,
+    *,
+    name: str,
+    params: Mapping[str, str],
+    algorithm: str,
+  ):
+    """Starts the tracker's process.
+
+    Args:
+      target: 'mlflow:URI', a server or a folder, or 'wandb:PROJECT', perhaps
+        with 'ENTITY/' before it.
+      folder: A folder of this run alone. It remembers the tracker's run, which
+        is continued by a later logger with the same folder.
+      name: The name of the run at the tracker.
+      params: Flags or hyper-parameters, which the tracker shows. Nothing
+        secret.
+      algorithm: The algorithm, as a tag.
+    """
+    durable.make_folder(folder)
+    # Nothing reads a pipe while training continues.
+    self._errors = tempfile.TemporaryFile()
+    module = tracker_process.__name__
+    self._process = subprocess.Popen(
+      [sys.executable, '-m', module, target, os.path.abspath(folder)],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+      stderr=self._errors,
+      # Ctrl-C is for the program, which then ends the tracker.
+      start_new_session=True,
+      env={
+        **_SETTINGS,
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
+      },
+    )
+    self._waiting: queue.Queue[list[Any]] = queue.Queue(_MAX_WAITING)
+    self._has_raised = False
+    # A full pipe must not delay a round.
+    threading.Thread(target=self._write, daemon=True).start()
+    self._send('start', name, dict(params), algorithm)
+
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Sends the known scalars of a round."""
+    self._check()
+    scalars = {
+      name: float(value)
+      for name, value in metrics.items()
+      if np.ndim(value) == 0 and not isinstance(value, (str, bytes))
+    }
+    known = {name: v for name, v in scalars.items() if not math.isnan(v)}
+    self._send('log', round_num, known)
+
+  def log_picture(self, name: str, path: str) -> None:
+    """Sends a PNG file, which must stay until `finish`."""
+    self._send('log_picture', name, os.path.abspath(path))
+
+  def log_file(self, name: str, path: str) -> None:
+    """Sends a file or a folder, which must stay until `finish`."""
+    self._send('log_file', name, os.path.abspath(path))
+
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
+    """Sends the results after the last round."""
+    self._send('log_summary', round_num, dict(summary))
+
+  def finish(self, state: str, seconds: float) -> None:
+    """Ends the tracker's run, once, and waits until it has received all.
+
+    Args:
+      state: `FINISHED`, `FAILED` or `KILLED`.
+      seconds: How long to wait. After that, the tracker's process is ended.
+    """
+    self._send('finish', state)
+    self._send()
+    try:
+      # The thread sends what waits; a hanging server must not hold the run.
+      self._process.wait(seconds)
+    except subprocess.TimeoutExpired as error:
+      # The process may have ended in the meantime.
+      with contextlib.suppress(ProcessLookupError):
+        # With the processes that it has started.
+        os.killpg(self._process.pid, signal.SIGKILL)
+      self._process.wait()
+      if not self._has_raised:
+        raise TrackerError(
+          f'it has not taken everything within {seconds:g} s, and was ended'
+        ) from error
+    self._check()
+
+  def _send(self, *call: Any) -> None:
+    """Queues a call. An empty one is the last."""
+    # If the queue is full, the tracker or its disk hangs. `finish` ends it.
+    with contextlib.suppress(queue.Full):
+      self._waiting.put_nowait([*call])
+
+  def _check(self) -> None:
+    """Raises `TrackerError`, once, if the process has failed."""
+    # None while it runs, 0 if it ended well.
+    if self._has_raised or not self._process.poll():
+      return
+    # Once: training continues without this tracker.
+    self._has_raised = True
+    self._errors.seek(0)
+    text = self._errors.read(_MAX_ERROR).decode(errors='replace')
+    lines = [line for line in text.splitlines() if line.strip()]
+    code = self._process.returncode
+    raise TrackerError(lines[-1] if lines else f'its process ended with {code}')
+
+  def _write(self) -> None:
+    """Passes calls on, until the last one or the end of the process."""
+    assert self._process.stdin is not None
+    # `_check` reports errors of the process.
+    with contextlib.suppress(OSError), self._process.stdin as stream:
+      while call := self._waiting.get():
+        stream.write(json.dumps(call).encode() + b'\n')
+        stream.flush()

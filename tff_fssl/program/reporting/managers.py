@@ -152,7 +152,10 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       )
     # Values may still be computed when a save is asked for.
     state = await tff.program.materialize_value(program_state)
-    leaves = _name_values(state)
+    leaves = {
+      path: leaf.to_bytes() if _is_serializable(leaf) else leaf
+      for path, leaf in _named_leaves(state)
+    }
     await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
@@ -229,13 +232,6 @@ def _named_leaves(structure: Any) -> list[tuple[str, Any]]:
 def _is_serializable(leaf: Any) -> bool:
   # TFF does not export the base class.
   return isinstance(leaf, tff.program.FederatedDataSourceIterator)
-
-
-def _name_values(state: Any) -> dict[str, Any]:
-  return {
-    path: leaf.to_bytes() if _is_serializable(leaf) else leaf
-    for path, leaf in _named_leaves(state)
-  }
 
 
 def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:

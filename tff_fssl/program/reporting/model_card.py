@@ -24,10 +24,8 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 # A card names so many classes. about.json has all.
@@ -235,7 +233,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
 def _flags(config: config_lib.Config) -> list[str]:
   """Lists the flags that are not at their defaults."""
   usual = runs_lib.usual_flags(config.run.algorithm)
-  ignored = continuation.neutral_flags()
+  ignored = config_lib.neutral_flags()
   result = []
   for name, value in sorted(config.flags().items()):
     text = hparams.format_value(value)
@@ -289,7 +287,7 @@ def _cost(subject: Subject) -> dict[str, str]:
     if compute.client and num_clients:
       passes = num_clients * compute.client
       rows['compute of all clients'] = (
-        f'at most {compute_lib.flops_text(compute.flops(passes))}:'
+        f'at most {summary.flops_text(compute.flops(passes))}:'
         f' {passes:,.0f} forward passes of one example'
       )
   seconds = subject.total('seconds/round')

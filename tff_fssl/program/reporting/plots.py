@@ -1,19 +1,26 @@
-"""Draws curves of runs from their tables."""
+"""Draws curves of runs, and figures of models, by matplotlib.
 
-from collections.abc import Mapping, Sequence
+Figures become PNG files, or parts of a page, whose text takes the page's colour
+and font.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 import colorsys
+import contextlib
 import dataclasses
+import io
 from typing import Any
+from xml.etree import ElementTree
 import zlib
 
 import numpy as np
 
+from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
-from tff_fssl.program.reporting import figures
 from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import runs
 
@@ -41,6 +48,10 @@ _WIDTH = 3.7
 _LEGEND = -0.28
 # Of lines on a page that may be white or black.
 _MAX_LIGHTNESS = 0.58
+# What is drawn in these colours gets the colour of the page's text: the first
+# is drawn by `suit_page`, the second, '0.3', is that of legends.
+_TEXT = '#010203'
+_CURRENT = (_TEXT, '#4c4c4c')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +173,7 @@ def plot(
     ]
   num_columns = min(2, len(panels))
   num_rows = -(-len(panels) // num_columns)
-  canvas, grid = figures.new_figure(
+  canvas, grid = new_figure(
     5.5 * num_columns, 2.9 * num_rows + 0.5, num_rows, num_columns
   )
   axes = list(grid.flat)
@@ -190,7 +201,7 @@ def plot(
   canvas.legend(
     handles=handles, loc='outside lower center', ncols=1, frameon=False
   )
-  figures.save_png(canvas, path)
+  save_png(canvas, path)
   return [panel.title for panel in panels]
 
 
@@ -233,7 +244,7 @@ def draw_alone(
 
 def _small_figure() -> tuple[Any, Any]:
   """Makes one of a page's many figures: (figure, its axes)."""
-  canvas, axis = figures.new_figure(_WIDTH, 2.2, adapts=False)
+  canvas, axis = new_figure(_WIDTH, 2.2, adapts=False)
   canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
   axis.tick_params(labelsize=8)
   return canvas, axis
@@ -380,7 +391,7 @@ def _percent(value: float, position: int | None = None) -> str:
 
 def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
   """Draws a confusion matrix, int [C, C], with a row for each true class."""
-  canvas, axes = figures.new_figure(_WIDTH, 3.3)
+  canvas, axes = new_figure(_WIDTH, 3.3)
   num_classes = len(counts)
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   image = axes.imshow(
@@ -416,7 +427,7 @@ def _short(name: str) -> str:
 
 def draw_reliability(bins: predictions.Bins) -> Any:
   """Draws accuracy by confidence, and how often it occurs."""
-  canvas, axes = figures.new_figure(_WIDTH, 3.0)
+  canvas, axes = new_figure(_WIDTH, 3.0)
   edges = np.arange(predictions.NUM_BINS) / predictions.NUM_BINS
   width = 1 / predictions.NUM_BINS
   axes.bar(
@@ -444,7 +455,7 @@ def draw_reliability(bins: predictions.Bins) -> Any:
 
 def draw_clients(accuracies: np.ndarray) -> Any:
   """Draws a histogram of accuracies, float [clients] in [0, 1]."""
-  canvas, axes = figures.new_figure(_WIDTH, 2.4)
+  canvas, axes = new_figure(_WIDTH, 2.4)
   low, high = accuracies.min(), accuracies.max()
   spread = (
     (0, 1) if high - low > 0.2 else (max(0, low - 0.1), min(1, high + 0.1))
@@ -462,3 +473,102 @@ def draw_clients(accuracies: np.ndarray) -> Any:
   axes.yaxis.get_major_locator().set_params(integer=True)
   canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
   return canvas
+
+
+def new_figure(
+  width: float, height: float, *grid: int, adapts: bool = True
+) -> tuple[Any, Any]:
+  """Makes a figure without pyplot, which would choose a window system.
+
+  Args:
+    width: Inches.
+    height: Inches.
+    *grid: Rows and columns of diagrams, by default one diagram.
+    adapts: Whether the layout adapts to labels, the slowest part of drawing.
+
+  Returns:
+    (the figure, its axes).
+  """
+  from matplotlib import figure  # pylint: disable=import-outside-toplevel
+
+  canvas = figure.Figure(
+    figsize=(width, height), layout='constrained' if adapts else None
+  )
+  return canvas, canvas.subplots(*grid, squeeze=not grid)
+
+
+def save_png(canvas: Any, path: str) -> None:
+  """Writes a figure as a PNG file, or raises `UsageError`."""
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(path, [content.getvalue()])
+
+
+@contextlib.contextmanager
+def suit_page() -> Iterator[None]:
+  """Gives figures that are made within it a style that suits any page."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
+  ticks = ('xtick.color', 'ytick.color', 'grid.color')
+  values: dict[Any, Any] = {
+    **dict.fromkeys((*colored, *ticks), _TEXT),
+    'figure.facecolor': 'none',
+    'axes.facecolor': 'none',
+    'savefig.facecolor': 'none',
+    'legend.facecolor': 'none',
+    # Text stays text: it takes the page's font, and can be searched.
+    'svg.fonttype': 'none',
+    # A class may be called '$x'.
+    'text.parse_math': False,
+  }
+  with matplotlib.rc_context(values):
+    yield
+
+
+def render_svg(figure: Any, name: str, label: str) -> str:
+  """Renders a figure as the text of an SVG element, for HTML.
+
+  Args:
+    figure: A matplotlib figure, made within `suit_page`.
+    name: Distinguishes it from others of the page: letters, digits, '-'.
+    label: A description, for those who do not see it.
+
+  Returns:
+    The element, without ids that another one of the page may have.
+  """
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  content = io.BytesIO()
+  with suit_page(), matplotlib.rc_context({'svg.hashsalt': name}):
+    nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
+    figure.savefig(content, format='svg', metadata=nothing)
+  # XML has no control characters, but a class may be called so.
+  root = ElementTree.fromstring(
+    files.printable(content.getvalue().decode(), lines=True)
+  )
+  for element in root.iter():
+    element.tag = element.tag.rpartition('}')[2]
+    for key in list(element.attrib):
+      value = element.attrib.pop(key)
+      # HTML needs no name spaces. References keep what they refer to.
+      key = key.rpartition('}')[2]
+      if key == 'id':
+        # Ids of two pictures of a page must differ.
+        value = f'{name}-{value}'
+      elif key == 'href':
+        value = value.replace('#', f'#{name}-', 1)
+      else:
+        value = value.replace('url(#', f'url(#{name}-')
+        for color in _CURRENT:
+          value = value.replace(color, 'currentColor')
+      element.set(key, value)
+  for element in list(root):
+    if element.tag == 'metadata':
+      root.remove(element)
+  # Screen readers read the label instead of the picture's parts.
+  root.attrib.update({'role': 'img', 'aria-label': label})
+  # The page's style sets the size.
+  del root.attrib['width'], root.attrib['height']
+  root.tail = None
+  return ElementTree.tostring(root, encoding='unicode')

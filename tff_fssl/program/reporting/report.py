@@ -17,11 +17,10 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import diagnostics
-from tff_fssl.program.reporting import figures as figures_lib
 from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
@@ -338,9 +337,9 @@ def _diagram(
   title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
   """Draws a diagram in the page's style."""
-  with figures_lib.style():
+  with plots.suit_page():
     figure = draw()
-  return Diagram(title, figures_lib.render(figure, name, label), note)
+  return Diagram(title, plots.render_svg(figure, name, label), note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
@@ -551,10 +550,7 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
         run.compute.describe() if run.compute else '',
       ]
     )
-  known = [i for i in range(len(header)) if any(row[i] for row in rows)]
-  return compare.Table(
-    [header[i] for i in known], [[row[i] for i in known] for row in rows]
-  )
+  return compare.Table(header, rows).drop_empty()
 
 
 def _command(run: runs_lib.Run) -> str:
@@ -577,7 +573,7 @@ def _command(run: runs_lib.Run) -> str:
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
   """Shows the flags in which runs differ, or None if there are none."""
-  ignored = continuation.neutral_flags()
+  ignored = config_lib.neutral_flags()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name

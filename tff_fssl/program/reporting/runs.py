@@ -1,7 +1,7 @@
 """Reads finished and unfinished runs from their folders."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import os
@@ -15,11 +15,10 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 _T = TypeVar('_T')
 
@@ -38,7 +37,7 @@ class Run:
   path: str
   flags: dict[str, str]
   rows: tuple[list[dict[str, str]], ...]
-  compute: compute_lib.Compute | None = None
+  compute: summary.Compute | None = None
 
   @property
   def is_private(self) -> bool:
@@ -103,18 +102,12 @@ class RunGroup:
 
     Rounds are those that all runs with this column have in common.
     """
-    curves = [run.curve(column) for run in self.runs]
-    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
-    if not curves:
+    stacked = _stack(run.curve(column) for run in self.runs)
+    if stacked is None:
       return None
-    common = curves[0][0]
-    for rounds, _ in curves[1:]:
-      common = np.intersect1d(common, rounds)
-    stacked = np.array(
-      [values[np.isin(rounds, common)] for rounds, values in curves]
-    )
-    spread = stacked.std(0, ddof=1) if len(stacked) > 1 else 0 * common
-    return common, stacked.mean(0), spread
+    common, values = stacked
+    spread = values.std(0, ddof=1) if len(values) > 1 else 0 * common
+    return common, values.mean(0), spread
 
   def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Averages the use over runs: (rounds, used so far), or None.
@@ -123,15 +116,28 @@ class RunGroup:
       x_axis: 'bytes', sent and received by all clients, or 'hours', the time of
         rounds in seconds.
     """
-    used = [run.used(x_axis) for run in self.runs]
-    used = [(rounds, values) for rounds, values in used if len(rounds)]
-    if not used:
-      return None
-    common = used[0][0]
-    for rounds, _ in used[1:]:
-      common = np.intersect1d(common, rounds)
-    stacked = [values[np.isin(rounds, common)] for rounds, values in used]
-    return common, np.mean(stacked, axis=0)
+    stacked = _stack(run.used(x_axis) for run in self.runs)
+    return stacked and (stacked[0], stacked[1].mean(0))
+
+
+def _stack(
+  curves: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Stacks the values of curves in the rounds that all of them have.
+
+  Args:
+    curves: (rounds [N], values [N]) of each. Empty curves are left out.
+
+  Returns:
+    (rounds, values [curves, rounds]), or None if all curves are empty.
+  """
+  known = [(rounds, values) for rounds, values in curves if len(rounds)]
+  if not known:
+    return None
+  common = functools.reduce(np.intersect1d, [rounds for rounds, _ in known])
+  return common, np.array(
+    [values[np.isin(rounds, common)] for rounds, values in known]
+  )
 
 
 NO_RUN = 'no run was given; give one folder or more'
@@ -229,7 +235,7 @@ def read_tree(tree: output_tree.OutputTree) -> Run:
     tree.path,
     flags.read_flagfile(tree.flags_file),
     tuple(csv_table.read(p)[1] for p in paths),
-    compute_lib.read(tree.compute_json),
+    summary.read_compute(tree.compute_json),
   )
 
 
@@ -243,11 +249,7 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
   Returns:
     Name -> text.
   """
-  usual = {
-    name: field.default
-    for group in config.groups()
-    for name, field in group.named_fields()
-  }
+  usual = {name: field.default for name, field in config.fields().items()}
   if algorithm in registry.REGISTRY:
     # An algorithm may have the defaults of its paper.
     usual |= registry.REGISTRY[algorithm].run_defaults
@@ -264,7 +266,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   usual_of = functools.cache(usual_flags)
   defaults = usual_of('')
   # Flags by which results do not differ, or only by chance.
-  ignored = {*continuation.may_differ(), 'seed'}
+  ignored = {*config.changeable_flags(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
     # A flag that was added after the run was made counts as its default.

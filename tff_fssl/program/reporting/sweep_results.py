@@ -25,10 +25,9 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import compare
-from tff_fssl.program.reporting import figures
+from tff_fssl.program.reporting import plots
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
-from tff_fssl.program.storage import sweep_folder
 from tff_fssl.program.storage import trials
 
 _ORDER = (
@@ -129,7 +128,7 @@ def broken(name: str, width: int) -> list[str]:
 
 
 def write_csv(
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   records: Sequence[trials.Record],
   sweep: sweeps.Sweep,
 ) -> None:
@@ -157,7 +156,7 @@ def write_csv(
 
 
 def write_winner(
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   record: trials.Record,
   sweep: sweeps.Sweep,
   num_complete: int,
@@ -188,7 +187,7 @@ def write_winner(
   durable.write_file(folder.winner, ['\n'.join([*lines, '']).encode()])
 
 
-def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
+def test_text(folder: output_tree.SweepFolder, record: trials.Record) -> str:
   """Formats test accuracy in the selected rounds: '92.1 ± 0.7 %'.
 
   Args:
@@ -249,4 +248,4 @@ def draw(path: str, study: optuna.Study, num_axes: int) -> None:
   canvas: Any = axes.figure
   canvas.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
   canvas.set_layout_engine('tight')
-  figures.save_png(canvas, path)
+  plots.save_png(canvas, path)

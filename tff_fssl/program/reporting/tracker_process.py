@@ -25,8 +25,9 @@ import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.reporting import loggers
 
+# How a run ends, in MLflow's words.
+ENDS = FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
 _FORMAT = 'tff_fssl.tracker'
 _EXPERIMENT = 'tff_fssl'
 _ROUND = 'round'
@@ -180,7 +181,7 @@ class _WandbLogger:
     self._run.summary.update(dict(summary))
 
   def finish(self, state: str, seconds: float = 0.0) -> None:
-    self._run.finish(exit_code=0 if state == loggers.FINISHED else 1)
+    self._run.finish(exit_code=0 if state == FINISHED else 1)
 
 
 def _mlflow_name(name: str) -> str:
@@ -257,7 +258,7 @@ def track(target: str, folder: str, calls: Iterator[list[Any]]) -> None:
   if tracker.id != record.id:
     record.write(tracker.id, None)
   # The input ends without 'finish' if the program was killed.
-  state = loggers.KILLED
+  state = KILLED
   for method, *arguments in calls:
     if method == 'finish':
       (state,) = arguments

@@ -11,8 +11,14 @@
 
 One file holds the whole state, so that a single rename makes it current. The
 file's name says of which round it is, so a file under another name is refused.
+
+Rows that a server keeps of each client are in files of their own, of the same
+format. A row, once written, is never changed: a client's row of another round
+is in another file. So every checkpoint that is kept finds the rows of its
+round, and a run that is killed and resumed has the rows that it had then.
 """
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
@@ -28,8 +34,8 @@ import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 
 _FORMAT = 2
 _MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
@@ -38,6 +44,9 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 # A damaged length must not make the program allocate gigabytes.
 _LARGEST_HEADER = 2**26
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
+_ROW_NAME = re.compile(
+  r'client_(0|[1-9]\d{0,8})_round_([1-9]\d{0,8})\.row', re.ASCII
+)
 
 
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
@@ -87,7 +96,7 @@ class Owner:
     if self.flags is not None:
       if other.flags is None:
         return 'it does not say which run it belongs to'
-      names, _ = continuation.differences(other.flags, self.flags)
+      names, _ = config_lib.differences(other.flags, self.flags)
       if names:
         return 'it belongs to another run (' + (
           '; '.join(
@@ -447,7 +456,7 @@ def _dtype(name: str) -> np.dtype:
 
 def flags_owner(given: Mapping[str, str]) -> Owner:
   """Returns the run with these flags, without those that may differ."""
-  may_differ = continuation.may_differ()
+  may_differ = config_lib.changeable_flags()
   return Owner({n: v for n, v in given.items() if n not in may_differ})
 
 
@@ -502,3 +511,148 @@ def _more(count: int) -> str:
 
 def _shown(given: Mapping[str, str], name: str) -> str:
   return given.get(name, '(its default)')
+
+
+def is_row_name(name: str) -> bool:
+  """Returns whether a file of this name is a row."""
+  return _ROW_NAME.fullmatch(name) is not None
+
+
+class RowFiles:
+  """The rows of a run."""
+
+  def __init__(self, folder: str, owner: Owner = NOBODY):
+    """Sets the folder, which is made when the first row is written.
+
+    Args:
+      folder: The folder.
+      owner: The run and the model that the rows belong to.
+    """
+    self._folder, self._owner = folder, owner
+
+  def write(
+    self, client_id: int, round_num: int, row: Mapping[str, np.ndarray]
+  ) -> None:
+    """Writes the row that a client sent in a round, or raises `UsageError`."""
+    durable.make_folder(self._folder)
+    write(self._path(client_id, round_num), row, self._owner)
+
+  def read(self, client_id: int, round_num: int) -> dict[str, np.ndarray]:
+    """Reads the row that a client sent in a round.
+
+    Args:
+      client_id: The client.
+      round_num: The round.
+
+    Returns:
+      Name -> array.
+
+    Raises:
+      UsageError: If the file is missing, damaged, renamed or another run's.
+    """
+    path = self._path(client_id, round_num)
+    try:
+      return read_own(path, self._owner)
+    except CheckpointError as error:
+      raise UsageError(
+        f'{path}: {error}. The checkpoint of this run needs the row of client'
+        f' {client_id} from round {round_num}; restore the file, or start again'
+        ' with another --output_dir'
+      ) from error
+
+  def drop_after(self, round_num: int) -> None:
+    """Removes the rows of rounds that are repeated."""
+    # They are of rounds that are about to be repeated.
+    for _, of_round, path in self._all():
+      if of_round > round_num:
+        durable.remove(path)
+    # The folder appears with the first row.
+    if os.path.isdir(self._folder):
+      durable.remove_leftovers(self._folder, is_row_name)
+
+  def retain_versions(self, versions: Iterable[int]) -> None:
+    """Removes the rows that no kept checkpoint needs.
+
+    Args:
+      versions: The rounds of the checkpoints that are kept. Each needs the last
+        row of each client up to its round. Rows of later rounds are kept.
+    """
+    versions = sorted(versions)
+    of_client: dict[int, list[int]] = {}
+    for client_id, round_num, _ in self._all():
+      of_client.setdefault(client_id, []).append(round_num)
+    for client_id, rounds in of_client.items():
+      # Each checkpoint may be the one that a later start resumes from.
+      needed = {
+        max((r for r in rounds if r <= version), default=0)
+        for version in versions
+      }
+      for round_num in rounds:
+        if round_num not in needed and round_num <= max(versions, default=0):
+          durable.remove(self._path(client_id, round_num))
+
+  def _path(self, client_id: int, round_num: int) -> str:
+    return os.path.join(
+      self._folder, f'client_{client_id}_round_{round_num}.row'
+    )
+
+  def _all(self) -> list[tuple[int, int, str]]:
+    """Lists (client, round, path) of each row, in order."""
+    try:
+      names = os.listdir(self._folder)
+    except FileNotFoundError:
+      return []
+    except OSError as error:
+      raise files.FileError(self._folder, files.reason_of(error)) from error
+    matches = (_ROW_NAME.fullmatch(name) for name in names)
+    return sorted(
+      (int(m[1]), int(m[2]), os.path.join(self._folder, m[0]))
+      for m in matches
+      if m
+    )
+
+
+class OutsideRows:
+  """Rows that a process keeps outside of its state."""
+
+  def __init__(self, outside: Any, rows: RowFiles):
+    """Puts a process and its files together.
+
+    Args:
+      outside: `FsslProcess.outside`, not None.
+      rows: The files.
+    """
+    self._outside, self._rows = outside, rows
+
+  def load(self, state: Any, client_ids: Sequence[int]) -> Any:
+    """Loads the rows that a round needs into the state before it.
+
+    Args:
+      state: The process's state, of NumPy arrays.
+      client_ids: The clients of the round.
+
+    Returns:
+      The state.
+
+    Raises:
+      UsageError: If a row cannot be read.
+    """
+    held = state.distributor
+    table = self._outside.bring(
+      held['table'], client_ids, int(held['round_num']), self._rows.read
+    )
+    return _replace_table(state, table)
+
+  def store(self, state: Any) -> Any:
+    """Stores the rows of the state after a round in files."""
+    table = state.distributor['table']
+    return _replace_table(state, self._outside.take(table, self._rows.write))
+
+  def retain_versions(self, versions: Iterable[int]) -> None:
+    """Removes the rows that no kept checkpoint needs, as `RowFiles` does."""
+    self._rows.retain_versions(versions)
+
+
+def _replace_table(state: Any, table: Any) -> Any:
+  held = collections.OrderedDict(state.distributor, table=table)
+  return state._replace(distributor=held)

@@ -38,6 +38,10 @@ _CONTAINERS = ('_layer_checkpoint_dependencies', 'layers')
 _FILTERS = (None, 'gzip', 'lzf')
 
 
+class _WrongError(Exception):
+  """Weights that are another model's, or stored as Keras does not."""
+
+
 class _Layer(NamedTuple):
   """A layer with weights.
 
@@ -84,6 +88,8 @@ def read(
       weights = _read(path, file, model, new_head, exits)
   except files.FileError:
     raise
+  except _WrongError as error:
+    raise files.FileError(path, str(error)) from error
   except Exception as error:  # pylint: disable=broad-except
     # Bad content makes zipfile and HDF5 raise errors of many types.
     reason = f'it cannot be read as a Keras file ({files.first_line(error)})'
@@ -103,43 +109,41 @@ def _read(
   if file.read(len(_ZIP)) == _ZIP:
     archive = exits.enter_context(zipfile.ZipFile(file))
     names = _layer_names(
-      path, _extract(path, archive, _CONFIG_FILE, _MAX_CONFIG_BYTES)
+      path, _extract(archive, _CONFIG_FILE, _MAX_CONFIG_BYTES)
     )
     num_bytes = sum(
       math.prod(v.shape) * np.dtype(v.dtype.as_numpy_dtype).itemsize
       for v in model.weights
     )
     limit = _MAX_FACTOR * num_bytes + _MAX_OVERHEAD_BYTES
-    file = io.BytesIO(_extract(path, archive, _WEIGHTS_FILE, limit))
+    file = io.BytesIO(_extract(archive, _WEIGHTS_FILE, limit))
   file.seek(0)
   root = exits.enter_context(h5py.File(file, 'r'))
   here = _layers_of(model)
-  there = _layers_in(path, root, here, names)
+  there = _layers_in(root, here, names)
   try:
-    pairs = _pair(path, there, here)
-  except files.FileError:
+    pairs = _pair(there, here)
+  except _WrongError:
     if not new_head:
       raise
-    but_last = _pair_but_last(path, there, here)
+    but_last = _pair_but_last(there, here)
     if but_last is None:
       raise
     pairs = but_last
-  values = {id(v): _values(path, dataset) for dataset, v in pairs}
+  values = {id(v): _values(dataset) for dataset, v in pairs}
   return [values.get(id(v)) for v in model.weights]
 
 
-def _extract(
-  path: str, archive: zipfile.ZipFile, name: str, limit: int
-) -> bytes:
+def _extract(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
   """Extracts an archive's member that is not larger than expected."""
   if name not in archive.namelist():
-    raise files.FileError(path, f'it is not a Keras model (it lacks {name})')
+    raise _WrongError(f'it is not a Keras model (it lacks {name})')
   with archive.open(name) as member:
     # The size in the archive's directory may lie, so read with a limit.
     content = member.read(limit + 1)
   if len(content) > limit:
     reason = f'its {name} is larger than expected (at most {limit:,} bytes)'
-    raise files.FileError(path, reason)
+    raise _WrongError(reason)
   return content
 
 
@@ -176,22 +180,22 @@ def _layers_of(model: Any) -> list[_Layer]:
 
 
 def _layers_in(
-  path: str, root: h5py.File, here: Sequence[_Layer], names: dict[str, str]
+  root: h5py.File, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
   """Lists the layers of a file that have weights, in any layout."""
   legacy = root
   if 'layer_names' not in root.attrs:
     for container in _CONTAINERS:
       if container in root:
-        group = _member(path, root, container)
-        return _layers_by_class(path, group, here, names)
-    legacy = _member(path, root, 'model_weights')
+        group = _member(root, container)
+        return _layers_by_class(group, here, names)
+    legacy = _member(root, 'model_weights')
   layers = []
-  for name in _text_list(path, legacy, 'layer_names'):
-    group = _member(path, legacy, name)
+  for name in _text_list(legacy, 'layer_names'):
+    group = _member(legacy, name)
     weights = [
-      (weight.removesuffix(':0'), _member(path, group, weight))
-      for weight in _text_list(path, group, 'weight_names')
+      (weight.removesuffix(':0'), _member(group, weight))
+      for weight in _text_list(group, 'weight_names')
     ]
     if weights:
       layers.append(_Layer(name, '', weights))
@@ -199,23 +203,23 @@ def _layers_in(
 
 
 def _layers_by_class(
-  path: str, container: Any, here: Sequence[_Layer], names: dict[str, str]
+  container: Any, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
   """Lists the layers of a file in the `.keras` layout."""
   own = {layer.key: layer for layer in here}
   layers = []
   for key in container:
-    layer = _member(path, container, key)
-    if 'vars' not in layer or not len(_member(path, layer, 'vars')):
+    layer = _member(container, key)
+    if 'vars' not in layer or not len(_member(layer, 'vars')):
       continue
-    group = _member(path, layer, 'vars')
+    group = _member(layer, 'vars')
     # The file only numbers the weights: take the names from our layer.
     like = own[key].weights if key in own else []
     suffixes = [name.rpartition('/')[2] for name, _ in like]
     suffixes += [str(i) for i in range(len(suffixes), len(group))]
     prefix = names.get(key) or (own[key].name if key in own else key)
     weights = [
-      (f'{prefix}/{suffix}', _member(path, group, str(index)))
+      (f'{prefix}/{suffix}', _member(group, str(index)))
       for index, suffix in zip(range(len(group)), suffixes)
     ]
     layers.append(_Layer(prefix, key, weights))
@@ -223,12 +227,12 @@ def _layers_by_class(
 
 
 def _pair(
-  path: str, there: Sequence[_Layer], here: Sequence[_Layer]
+  there: Sequence[_Layer], here: Sequence[_Layer]
 ) -> list[tuple[Any, Any]]:
   """Pairs (dataset, variable) of each weight, if the models are equal.
 
   Raises:
-    FileError: If the models differ, with the first differences.
+    _WrongError: If the models differ, with the first differences.
   """
   by_name = {layer.name: layer for layer in there}
   by_key = {layer.key: layer for layer in there if layer.key}
@@ -240,7 +244,7 @@ def _pair(
   datasets = [pair for layer in there for pair in layer.weights]
   variables = [pair for layer in here for pair in layer.weights]
   for _, dataset in datasets:
-    _check_dataset(path, dataset)
+    _check_dataset(dataset)
   if len(datasets) != len(variables):
     reason = f'{len(datasets)} weights there, {len(variables)} here'
   else:
@@ -249,12 +253,12 @@ def _pair(
       {checkpoint.TRAINABLE: _described(variables)},
     )
   if reason:
-    raise files.FileError(path, f'it belongs to another model ({reason})')
+    raise _WrongError(f'it belongs to another model ({reason})')
   return [(d, v) for (_, d), (_, v) in zip(datasets, variables)]
 
 
 def _pair_but_last(
-  path: str, there: Sequence[_Layer], here: Sequence[_Layer]
+  there: Sequence[_Layer], here: Sequence[_Layer]
 ) -> list[tuple[Any, Any]] | None:
   """Pairs the weights of all layers but the last, if these are equal."""
   *first, last = here
@@ -262,8 +266,8 @@ def _pair_but_last(
   # The file's own last layer may have another name.
   for candidates in (others, there[:-1]):
     if len(candidates) == len(first):
-      with contextlib.suppress(files.FileError):
-        return _pair(path, candidates, first)
+      with contextlib.suppress(_WrongError):
+        return _pair(candidates, first)
   return None
 
 
@@ -271,21 +275,21 @@ def _described(weights: Sequence[tuple[str, Any]]) -> list[str]:
   return [checkpoint.describe_weight(n, w.dtype, w.shape) for n, w in weights]
 
 
-def _member(path: str, group: Any, name: str) -> Any:
+def _member(group: Any, name: str) -> Any:
   """Opens the member of a group, and refuses links to elsewhere."""
   for part in name.split('/'):
     if not isinstance(group, h5py.Group) or part in ('', '.', '..'):
-      raise files.FileError(path, f'it has no weight {name!r}')
+      raise _WrongError(f'it has no weight {name!r}')
     # Soft and external links could read any HDF5 file of this machine.
     if not isinstance(group.get(part, getlink=True), h5py.HardLink):
-      raise files.FileError(
-        path, f'it has no {name!r}, or only a link, which is not followed'
+      raise _WrongError(
+        f'it has no {name!r}, or only a link, which is not followed'
       )
     group = group[part]
   return group
 
 
-def _text_list(path: str, group: Any, name: str) -> list[str]:
+def _text_list(group: Any, name: str) -> list[str]:
   """Reads an attribute that is a list of texts. Keras splits long ones."""
   parts = [name] if name in group.attrs else []
   while not parts or parts[-1] != name:
@@ -294,12 +298,12 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
       break
     parts.append(part)
   if not parts:
-    raise files.FileError(path, f'it is not a Keras file (it lacks {name})')
+    raise _WrongError(f'it is not a Keras file (it lacks {name})')
   texts: list[str] = []
   for part in parts:
     # Before it is read: a small file can state a huge attribute.
     if math.prod(group.attrs.get_id(part).shape) > _MAX_NAMES:
-      raise files.FileError(path, f'it has too many {part}')
+      raise _WrongError(f'it has too many {part}')
     texts += [
       text.decode() if isinstance(text, bytes) else str(text)
       for text in np.ravel(group.attrs[part])
@@ -307,28 +311,26 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
   return texts
 
 
-def _check_dataset(path: str, dataset: Any) -> None:
+def _check_dataset(dataset: Any) -> None:
   """Refuses datasets that read other files, or more than they state."""
   name = getattr(dataset, 'name', '?')
   if not isinstance(dataset, h5py.Dataset):
-    raise files.FileError(path, f'{name!r} is not a weight')
+    raise _WrongError(f'{name!r} is not a weight')
   # Such datasets take their numbers from other files.
   if dataset.external or dataset.is_virtual:
-    raise files.FileError(path, f'{name!r} lies in another file')
+    raise _WrongError(f'{name!r} lies in another file')
   # One chunk is decompressed whole, however few numbers are read.
   chunk = math.prod(dataset.chunks or (0,))
   if dataset.compression not in _FILTERS or chunk > max(dataset.size, 2**20):
-    raise files.FileError(
-      path, f'{name!r} is stored in a way that Keras does not use'
-    )
+    raise _WrongError(f'{name!r} is stored in a way that Keras does not use')
   if dataset.dtype.kind not in 'fiub':
-    raise files.FileError(path, f'{name!r} does not hold numbers')
+    raise _WrongError(f'{name!r} does not hold numbers')
 
 
-def _values(path: str, dataset: Any) -> np.ndarray:
+def _values(dataset: Any) -> np.ndarray:
   """Reads the numbers of a dataset with a checked shape."""
   try:
     return np.asarray(dataset[()])
   except Exception as error:  # pylint: disable=broad-except
     # HDF5 raises errors of many types for damaged files.
-    raise files.FileError(path, f'{dataset.name!r} cannot be read') from error
+    raise _WrongError(f'{dataset.name!r} cannot be read') from error

@@ -1,4 +1,8 @@
-"""The folder of a run.
+"""The folders of runs and of sweeps, which one program at a time writes to.
+
+The system releases the lock when the process ends, however that ends.
+
+A run:
 
 flags.txt           the flagfile that repeats the run
 private.txt         files not to publish, if the aggregator protects clients
@@ -17,25 +21,40 @@ model/              the model of the last round, for serving
 model_best/         the model with the best validation accuracy, if any
 report/
 data/               data that the server's computation reads, if large
+
+A sweep:
+
+sweep.json        the search; a sweep of other flags is refused
+study.db          the trials, a study of Optuna
+trials/N/seedS/   the run of trial N with seed S, a folder of a training run
+trials/N/seedS.log    the output of that run
+trials.csv        a row for each trial
+trials.png        flags and validation accuracy of each trial, as lines
+winner.flags      the flagfile of the best trial
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
+import fcntl
+import json
 import os
 import re
+import stat
+import time
 from typing import Any
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import locked_folder
 
+LOCK = '.lock'
+_HOLDER = 'process '  # What a lock begins with.
 # A folder with this file is a run.
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
@@ -73,9 +92,149 @@ _SEED_NOTE = """
 Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
+_SWEEP = 'sweep.json'
+# Files that are replaced as a whole, and may leave temporary ones.
+_SWEEP_NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
 
-class OutputTree(locked_folder.LockedFolder):
+class PathInside:
+  """An attribute of a folder: the path of something in it.
+
+  Attributes:
+    names: The names of the path's parts.
+  """
+
+  def __init__(self, *names: str):
+    self.names = names
+
+  def __get__(self, folder: Any, owner: type[Any] | None = None) -> str:
+    return os.path.join(folder.path, *self.names)
+
+
+class LockedFolder:
+  """A folder that is locked from `lock` until the end of a `with` block.
+
+  Attributes:
+    path: The folder.
+  """
+
+  def __init__(self, path: str):
+    """Sets the path. Neither makes nor locks anything."""
+    self.path = path
+    self._lock: int | None = None
+
+  def lock(self) -> None:
+    """Locks the folder, which exists.
+
+    Raises:
+      UsageError: If another program has locked it, or it cannot be locked.
+    """
+    path = os.path.join(self.path, LOCK)
+    is_new = not os.path.lexists(path)
+    with contextlib.ExitStack() as exits:
+      with durable.storage_errors():
+        lock = os.open(
+          path,
+          # Neither a link nor a named pipe in place of the lock may trick or
+          # block the program.
+          os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+          0o666,
+        )
+      exits.callback(os.close, lock)
+      # Locked before it is written: its text names the holder.
+      _acquire(lock, self.path)
+      me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
+      text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
+      try:
+        with durable.storage_errors():
+          durable.write_all(lock, text, path)
+          # The last holder's text may have been longer.
+          os.ftruncate(lock, len(text))
+      except UsageError:
+        if is_new:
+          with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+      self._lock = lock
+      exits.pop_all()
+
+  def close(self) -> None:
+    """Lets another program use the folder."""
+    if self._lock is not None:
+      os.close(self._lock)
+      self._lock = None
+
+  def __enter__(self) -> Any:
+    return self
+
+  def __exit__(self, *exception: Any) -> None:
+    self.close()
+
+  def check_path(self) -> None:
+    """Refuses a path that is not a folder (`UsageError`)."""
+    try:
+      mode = os.stat(self.path).st_mode
+    except FileNotFoundError:
+      if not os.path.islink(self.path):
+        return
+      reason = 'it is a broken link'
+    except OSError as error:
+      reason = files.reason_of(error)
+    else:
+      if stat.S_ISDIR(mode):
+        return
+      reason = 'it is not a folder'
+    raise UsageError(f'--output_dir={self.path}: {reason}; choose another')
+
+
+def is_held(folder: str) -> bool:
+  """Returns whether a program has locked a folder, as far as is known."""
+  try:
+    lock = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_NONBLOCK)
+  except OSError:
+    return False
+  try:
+    # A shared lock succeeds unless another program holds the folder.
+    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except OSError:
+    return True
+  finally:
+    os.close(lock)
+  return False
+
+
+def _acquire(lock: int, folder: str) -> None:
+  """Locks an open file, or raises `UsageError` if that is not possible."""
+  path = os.path.join(folder, LOCK)
+  holder = b'not a file'
+  if stat.S_ISREG(os.fstat(lock).st_mode):
+    holder = os.read(lock, 200)
+  text = holder.decode(errors='replace').strip()
+  if text and not text.startswith(_HOLDER):
+    raise UsageError(
+      f'{path}: is not the lock of a run; choose another --output_dir'
+    )
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    if not isinstance(error, BlockingIOError):
+      raise UsageError(
+        f'--output_dir={folder}: the file system cannot lock files'
+        f' ({error.strerror}); choose a folder on another one'
+      ) from error
+    raise UsageError(
+      f'--output_dir={folder}: another program ({text or "unknown"}) is'
+      ' writing to it; wait for it, end it, or choose another folder'
+    ) from error
+  if not os.fstat(lock).st_nlink:
+    # Another start has just failed, and removed the folder that it had made.
+    raise UsageError(
+      f'--output_dir={folder}: another program has just released it; give'
+      ' the command again'
+    )
+
+
+class OutputTree(LockedFolder):
   """A run's folder, with the paths in it.
 
   Attributes:
@@ -84,29 +243,29 @@ class OutputTree(locked_folder.LockedFolder):
     is_recorded: Whether the folder belongs to this run.
   """
 
-  _lock_file = locked_folder.PathInside(locked_folder.NAME)
-  flags_file = locked_folder.PathInside(FLAGS)
-  checkpoints = locked_folder.PathInside('checkpoints')
-  client_rows = locked_folder.PathInside('client_rows')
-  metrics = locked_folder.PathInside('metrics')
-  train_csv = locked_folder.PathInside('metrics', 'train.csv')
-  eval_csv = locked_folder.PathInside('metrics', 'eval.csv')
-  timing_csv = locked_folder.PathInside('metrics', 'timing.csv')
-  non_finite_txt = locked_folder.PathInside('metrics', 'non_finite.txt')
-  tensorboard = locked_folder.PathInside('tensorboard')
-  tracking = locked_folder.PathInside('tracking')
-  model = locked_folder.PathInside('model')
-  model_best = locked_folder.PathInside('model_best')
-  report = locked_folder.PathInside('report')
-  summary_json = locked_folder.PathInside('summary.json')
-  server_data = locked_folder.PathInside('data')
-  frozen = locked_folder.PathInside('frozen.ckpt')
-  private_txt = locked_folder.PathInside('private.txt')
-  partition_json = locked_folder.PathInside('partition.json')
-  partition_png = locked_folder.PathInside('partition.png')
-  availability_csv = locked_folder.PathInside('availability.csv')
-  compute_json = locked_folder.PathInside('compute.json')
-  heartbeat_json = locked_folder.PathInside('heartbeat.json')
+  _lock_file = PathInside(LOCK)
+  flags_file = PathInside(FLAGS)
+  checkpoints = PathInside('checkpoints')
+  client_rows = PathInside('client_rows')
+  metrics = PathInside('metrics')
+  train_csv = PathInside('metrics', 'train.csv')
+  eval_csv = PathInside('metrics', 'eval.csv')
+  timing_csv = PathInside('metrics', 'timing.csv')
+  non_finite_txt = PathInside('metrics', 'non_finite.txt')
+  tensorboard = PathInside('tensorboard')
+  tracking = PathInside('tracking')
+  model = PathInside('model')
+  model_best = PathInside('model_best')
+  report = PathInside('report')
+  summary_json = PathInside('summary.json')
+  server_data = PathInside('data')
+  frozen = PathInside('frozen.ckpt')
+  private_txt = PathInside('private.txt')
+  partition_json = PathInside('partition.json')
+  partition_png = PathInside('partition.png')
+  availability_csv = PathInside('availability.csv')
+  compute_json = PathInside('compute.json')
+  heartbeat_json = PathInside('heartbeat.json')
 
   def __init__(self, path: str):
     """Sets the path. Neither makes nor locks anything."""
@@ -184,13 +343,12 @@ class OutputTree(locked_folder.LockedFolder):
         ' it, or choose another --output_dir'
       )
     # A damaged value must not surface hours later, as a traceback.
-    for group in config_lib.groups():
-      for name, field in group.named_fields():
-        if name in values and not flags.is_value(field, values[name]):
-          raise UsageError(
-            f'{self.flags_file}: --{name}={values[name]} is not a value of this'
-            ' flag; fix it, or choose another --output_dir'
-          )
+    for name, field in config_lib.fields().items():
+      if name in values and not flags.is_value(field, values[name]):
+        raise UsageError(
+          f'{self.flags_file}: --{name}={values[name]} is not a value of this'
+          ' flag; fix it, or choose another --output_dir'
+        )
     return values
 
   def close(self) -> None:
@@ -232,7 +390,7 @@ class OutputTree(locked_folder.LockedFolder):
         f'--restart: {path} is to be renamed, but it is the working directory,'
         ' or holds it; give the command in another folder'
       )
-    with locked_folder.LockedFolder(path) as old:
+    with LockedFolder(path) as old:
       old.lock()
       number = 1
       while os.path.lexists(f'{path}.old_{number}'):
@@ -270,9 +428,15 @@ class OutputTree(locked_folder.LockedFolder):
       return
     old = self.read_flags()
     new = {name: hparams.format_value(v) for name, v in config.flags().items()}
-    refused, _ = continuation.differences(old, new)
+    refused, _ = config_lib.differences(old, new)
     if refused:
-      raise UsageError(_refusal(self.path, refused, old, new))
+      differing = config_lib.describe_differences(refused, old, new)
+      raise UsageError(
+        f'--output_dir={self.path}: holds a run of another configuration'
+        f' ({differing}). Choose another folder, or give its own flags'
+        f' (--flagfile={self.flags_file}). When a run is continued, these may'
+        f' differ: {config_lib.changeable_text()}'
+      )
 
 
 def default_report(paths: Sequence[str], name: str) -> str:
@@ -291,25 +455,106 @@ def default_report(paths: Sequence[str], name: str) -> str:
   return os.path.relpath(os.path.join(folder, name))
 
 
-def _refusal(
-  path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
-) -> str:
-  """Describes how a run differs from the one in the folder."""
-  differing = continuation.describe(names, old, new)
-  return (
-    f'--output_dir={path}: holds a run of another configuration ({differing}).'
-    ' Choose another folder, or give its own flags'
-    f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
-    f' may differ: {continuation.may_differ_text()}'
-  )
-
-
 _INSIDE = [
   path.names
   for path in vars(OutputTree).values()
-  if isinstance(path, locked_folder.PathInside)
+  if isinstance(path, PathInside)
 ]
 # Names of files, and of folders.
 _NAMES = frozenset(names[-1] for names in _INSIDE)
 # Folders in which there are only files of the run itself.
 FOLDERS = frozenset(first for first, *_ in _INSIDE if '.' not in first)
+
+
+class SweepFolder(LockedFolder):
+  """A sweep's folder, with the paths in it."""
+
+  sweep_json = PathInside(_SWEEP)
+  study = PathInside('study.db')
+  trials_csv = PathInside('trials.csv')
+  picture = PathInside('trials.png')
+  winner = PathInside('winner.flags')
+
+  def run(self, trial: int, seed: int) -> str:
+    """Returns the folder of a trial's run with a seed."""
+    return os.path.join(self.path, 'trials', f'{trial:03}', f'seed{seed}')
+
+  def log(self, trial: int, seed: int) -> str:
+    """Returns the file with the output of that run."""
+    return f'{self.run(trial, seed)}.log'
+
+  def open(self, definition: Mapping[str, Mapping[str, str]]) -> None:
+    """Makes the folder, locks it, and checks that it belongs to this sweep.
+
+    Args:
+      definition: What is searched, `Sweep.definition`.
+
+    Raises:
+      UsageError: If another program uses the folder, it belongs to another
+        sweep, it is not the folder of a sweep, or it cannot be written to.
+    """
+    self.check_path()
+    if not os.path.lexists(self.sweep_json):
+      self._check_empty()
+    durable.make_folder(self.path)
+    self.lock()
+    try:
+      # Only under the lock: another sweep may be writing such a file.
+      durable.remove_leftovers(self.path, lambda name: name in _SWEEP_NAMES)
+      if os.path.lexists(self.sweep_json):
+        self._compare(definition)
+      else:
+        text = json.dumps(definition, indent=2) + '\n'
+        durable.write_file(self.sweep_json, [text.encode()])
+    except BaseException:
+      self.close()
+      raise
+
+  def _check_empty(self) -> None:
+    """Refuses a folder with other files (`UsageError`)."""
+    if not os.path.lexists(self.path):
+      return
+    with durable.storage_errors():
+      names = sorted(n for n in os.listdir(self.path) if not n.startswith('.'))
+    if names:
+      raise UsageError(
+        f'--output_dir={self.path}: the folder holds other files'
+        f' ({names[0]!r}) but no sweep (there is no {_SWEEP}); choose another'
+      )
+
+  def _compare(self, new: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuses to resume another sweep."""
+    old: dict[str, Any] = files.read_json(self.sweep_json)
+    try:
+      names = _differences(old, new)
+      words = config_lib.describe_differences(names, _texts(old), _texts(new))
+    except (AttributeError, KeyError, TypeError) as error:
+      raise files.FileError(
+        self.sweep_json, 'it is not the file of a sweep'
+      ) from error
+    if names:
+      raise UsageError(
+        f'--output_dir={self.path}: holds a sweep of another configuration'
+        f' ({words}); choose another folder, or give the values of its {_SWEEP}'
+      )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """Returns the names in which two definitions differ."""
+  names, _ = config_lib.differences(old['flags'], dict(new['flags']))
+  # A larger --total_rounds continues a run, but not one that is over here.
+  if old['flags']['total_rounds'] != new['flags']['total_rounds']:
+    names.append('total_rounds')
+  for part in ('varied', 'search'):
+    both = sorted(old[part].keys() | new[part].keys())
+    names += [n for n in both if old[part].get(n) != new[part].get(n)]
+  return list(dict.fromkeys(names))
+
+
+def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+  """Joins the parts of a definition, the flags that vary last."""
+  return {
+    **definition['flags'],
+    **definition['search'],
+    **definition['varied'],
+  }

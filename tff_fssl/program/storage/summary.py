@@ -1,36 +1,46 @@
-"""Summarizes a run's results from its tables."""
+"""The results of a run: its summary, its compute, and whether it is finished.
 
+compute.json has the compute of clients and server in a round.
+"""
+
+import contextlib
+import dataclasses
 import json
 import math
+import os
 from typing import Any
 
 from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 
 # Rounds are selected by this column, never by test data.
 VALIDATION_ACCURACY = 'validation/accuracy'
+_COMPUTE_FORMAT = 'tff_fssl.compute'
+_PREFIXES = ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'))
 
 
-def best_round(
-  rows: list[dict[str, str]], name: str = VALIDATION_ACCURACY
-) -> dict[str, str] | None:
-  """Returns the first row with the largest value in a column.
+def best_round(rows: list[dict[str, str]]) -> dict[str, str] | None:
+  """Returns the first row with the largest validation accuracy.
 
   Args:
     rows: Rows of eval.csv.
-    name: The column to select by, never one of test data.
 
   Returns:
-    The row, or None if there is no value in that column.
+    The row, or None if no row has a value.
   """
-  best, best_value = None, -math.inf
-  for row in rows:
-    value = csv_table.number(row, name)
-    # NaN is never larger, so rows without a value are skipped.
-    if value > best_value:
-      best, best_value = row, value
-  return best
+
+  def accuracy(row: dict[str, str]) -> float:
+    return csv_table.number(row, VALIDATION_ACCURACY)
+
+  # NaN is not larger, so rows without a value are skipped.
+  known = [row for row in rows if accuracy(row) > -math.inf]
+  return max(known, key=accuracy) if known else None
 
 
 def best_round_num(eval_csv: str) -> int | None:
@@ -91,3 +101,187 @@ def _numbers(row: dict[str, str]) -> dict[str, Any]:
   # JSON has no NaN.
   known = {name: v for name, v in values.items() if math.isfinite(v)}
   return {csv_table.KEY: int(row[csv_table.KEY]), **known}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """FLOPs, or numbers of forward passes that cost as much.
+
+  Attributes:
+    forward_flops: FLOPs of a forward pass over one example: one
+      forward-equivalent.
+    client: The most forward-equivalents of a client of mean size in a round.
+    client_least: The least, if it keeps all its examples.
+    client_authors: The most that the authors' code would spend, or None if not
+      known.
+    server: Forward-equivalents of the server in a round.
+  """
+
+  forward_flops: float
+  client: float
+  client_least: float
+  client_authors: float | None
+  server: float
+
+  def flops(self, forward_equivalents: float) -> float:
+    """Converts a number of forward passes to FLOPs."""
+    return self.forward_flops * forward_equivalents
+
+  def describe(self) -> str:
+    """Describes it in a sentence, for the start of a run."""
+    parts = []
+    if self.client:
+      authors = ''
+      if self.client_authors is not None:
+        authors = f"; the authors' code {self.client_authors:,.0f}"
+      parts.append(
+        f'at most {flops_text(self.flops(self.client))} a client and round'
+        f' ({self.client:,.0f} forward-equivalents{authors})'
+      )
+    if self.server:
+      flops = flops_text(self.flops(self.server))
+      parts.append(f'server {flops} a round ({self.server:,.0f})')
+    return ', '.join(parts)
+
+
+def write_compute(path: str, compute: Compute) -> None:
+  """Writes the file, or raises `UsageError` if the disk refuses."""
+  content = {'format': _COMPUTE_FORMAT, **dataclasses.asdict(compute)}
+  durable.write_file(path, [(json.dumps(content, indent=2) + '\n').encode()])
+
+
+def read_compute(path: str) -> Compute | None:
+  """Reads the file.
+
+  Args:
+    path: The file.
+
+  Returns:
+    The content. None if there is no file, as in runs of older versions.
+
+  Raises:
+    FileError: If it is not such a file.
+  """
+  if not os.path.lexists(path):
+    return None
+  values = files.read_json(path, limit=2**16)
+  if values.pop('format', None) != _COMPUTE_FORMAT:
+    raise files.FileError(path, f'its format is not {_COMPUTE_FORMAT!r}')
+  names = {field.name for field in dataclasses.fields(Compute)}
+  if values.keys() != names:
+    raise files.FileError(path, f'it must have {", ".join(sorted(names))}')
+  for name, value in values.items():
+    if value is None and name == 'client_authors':
+      continue
+    # In Python, True is an int.
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+      raise files.FileError(path, f'{name} must be a number of at least 0')
+  return Compute(**values)
+
+
+def flops_text(number: float) -> str:
+  """Formats FLOPs: '4.2 GFLOP'."""
+  for factor, prefix in _PREFIXES:
+    if number >= factor:
+      return f'{number / factor:.3g} {prefix}FLOP'
+  return f'{number:,.0f} FLOP'
+
+
+def is_finished(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> bool:
+  """Returns whether all rounds are saved, and all models exported.
+
+  Where each client trains alone, there is no model to export.
+  """
+  last = config.run.total_rounds
+  # The cheap test first: most runs that are started are not finished.
+  if checkpoint.versions(tree.checkpoints)[-1:] != [last]:
+    return False
+  path = checkpoint.path_of(tree.checkpoints, last)
+  try:
+    checkpoint.read_own(path, checkpoint.run_owner(config))
+  except checkpoint.CheckpointError:
+    return False
+  models = {} if config.trains_alone else {tree.model: last}
+  best = best_round_num(tree.eval_csv)
+  if best is not None and models:
+    models[tree.model_best] = best
+  return summarize(tree).get('rounds') == last and not any(
+    exported.problem(folder, of_round) for folder, of_round in models.items()
+  )
+
+
+def check_outputs(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> None:
+  """Refuses, before loading, files that would be refused at the end.
+
+  Raises:
+    UsageError: If a table was changed, a model's folder holds other files,
+      checkpoints are gone, or the last one belongs to another run or to a round
+      after the last.
+  """
+  saved = max(checkpoint.versions(tree.checkpoints), default=None)
+  for path in (tree.train_csv, tree.timing_csv):
+    csv_table.check(path, saved, every_round=True)
+  csv_table.check(tree.eval_csv, saved, every_round=False)
+  _check_not_lost(tree)
+  for folder in (tree.model, tree.model_best):
+    exported.check_replaceable(folder)
+  later = checkpoint.versions(tree.checkpoints)[-1:]
+  for version in later:
+    path = checkpoint.path_of(tree.checkpoints, version)
+    with contextlib.suppress(checkpoint.DamagedError):
+      try:
+        # A program that uses the library without flags writes such ones.
+        if checkpoint.read_header(path).owner != checkpoint.NOBODY:
+          checkpoint.check_owner(path, checkpoint.run_owner(config))
+      except checkpoint.ForeignError as error:
+        raise UsageError(
+          f'{path} cannot be used: {error}. Move it away, or choose another'
+          ' --output_dir'
+        ) from error
+  if later and later[0] > config.run.total_rounds:
+    raise UsageError(
+      f'{checkpoint.path_of(tree.checkpoints, later[0])}: its round is after'
+      f' --total_rounds={config.run.total_rounds}; give'
+      f' --total_rounds={later[0]} or more, or move the file away'
+    )
+
+
+def _check_not_lost(tree: output_tree.OutputTree) -> None:
+  """Refuses to repeat rounds, and lose their rows, that had been saved.
+
+  A kill can leave rows without a checkpoint, but at most up to the next one.
+
+  Raises:
+    UsageError: If there was a later checkpoint than there is now.
+  """
+  rounds = [
+    int(row[csv_table.KEY]) for row in csv_table.read(tree.train_csv)[1]
+  ]
+  if not rounds:
+    return
+  kept = max(
+    checkpoint.versions(tree.checkpoints, set_aside=True), default=None
+  )
+  # The last round may have been killed before it was saved.
+  later = {n for n in rounds[:-1] if kept is None or n > kept}
+  every = int(tree.read_flags().get('rounds_per_checkpoint', 1))
+  # Rows after the last checkpoint are normal, unless one was due.
+  was_saved = {n for n in later if n % max(every, 1) == 0}
+  evaluated = csv_table.read(tree.eval_csv)[1]
+  best = best_round(
+    [row for row in evaluated if int(row[csv_table.KEY]) < rounds[-1]]
+  )
+  if best is not None:
+    was_saved |= later & {int(best[csv_table.KEY])}
+  if was_saved or (kept is None and os.path.lexists(tree.summary_json)):
+    there = 'none is' if kept is None else f'the last one is of round {kept}'
+    raise UsageError(
+      f'{tree.checkpoints}: checkpoints are gone: {there} there, though the'
+      f' tables go to round {rounds[-1]}; put them back, or give --restart,'
+      ' which keeps these files in another folder and begins again'
+    )

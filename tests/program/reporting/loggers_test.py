@@ -1,8 +1,7 @@
-"""Runs at trackers: what they get, and that they cannot delay or end a run."""
-
 import asyncio
 import collections
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -11,14 +10,70 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
-from tff_fssl.program.reporting import trackers
+
+
+@pytest.mark.parametrize(
+  'text, rounds',
+  [
+    ('', []),
+    ('3', [3]),
+    ('3-5', [3, 4, 5]),
+    ('2,4', [2, 4]),
+    ('9,1-2,2', [1, 2, 9]),
+  ],
+)
+def test_rounds(text, rounds):
+  assert sorted(run_hparams.parse_rounds(text, 9)) == rounds
+
+
+def test_rounds_are_profiled_one_by_one(tmp_path):
+  said = []
+  profiler = loggers.RoundProfiler(
+    frozenset({1, 2}), str(tmp_path), said.append
+  )
+  for round_num in range(4):
+    with profiler.round(round_num):
+      tf.linalg.matmul(tf.ones([9, 9]), tf.ones([9, 9]))
+  assert sorted(os.listdir(tmp_path)) == ['round_1', 'round_2']
+  assert [text.split(':')[0] for text in said] == [
+    'Profile of round 1',
+    'Profile of round 2',
+  ]
+
+
+def test_a_round_that_fails_ends_its_profile(tmp_path):
+  profiler = loggers.RoundProfiler(
+    frozenset({1}), str(tmp_path), lambda text: None
+  )
+  for _ in range(2):  # The second could not start were the first still on.
+    with pytest.raises(KeyError):
+      with profiler.round(1):
+        raise KeyError
+  assert os.listdir(tmp_path) == ['round_1']
+
+
+def test_a_profile_that_cannot_be_does_not_stop_training(tmp_path):
+  said, done = [], []
+  profiler = loggers.RoundProfiler(
+    frozenset({1}), str(tmp_path / 'a'), said.append
+  )
+  tf.profiler.experimental.start(str(tmp_path / 'b'))  # There can be one only.
+  try:
+    with profiler.round(1):
+      done.append(1)
+  finally:
+    tf.profiler.experimental.stop(save=False)
+  assert done == [1]
+  assert len(said) == 1 and 'AlreadyExistsError' in said[0]
 
 
 def _start(target, folder, **params):
-  return trackers.TrackerLogger(
+  return loggers.TrackerLogger(
     target,
     str(folder),
     name='my run',
@@ -110,7 +165,7 @@ def _failure(logger):
   asyncio.run(best.release({'a': 1}, 1))
   try:
     logger.finish(loggers.FINISHED, 30)
-  except trackers.TrackerError as error:
+  except loggers.TrackerError as error:
     said.append(str(error))
   return said, time.monotonic() - start
 
@@ -151,7 +206,7 @@ def test_a_server_that_does_not_answer_ends_with_the_run(store, tmp_path):
     port = server.getsockname()[1]
     logger = _start(f'mlflow:http://127.0.0.1:{port}', tmp_path / 'tracking')
     _log(logger, 1, 2)
-    with pytest.raises(trackers.TrackerError, match='within 0.5 s, and was'):
+    with pytest.raises(loggers.TrackerError, match='within 0.5 s, and was'):
       logger.finish(loggers.FINISHED, 0.5)
     assert logger._process.returncode == -9
 
@@ -186,7 +241,7 @@ def test_wandb_without_a_key(tmp_path, monkeypatch):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv('HOME', str(tmp_path))
   logger = _start('wandb:my-project', tmp_path / 'tracking')
-  with pytest.raises(trackers.TrackerError, match='`wandb login` gives'):
+  with pytest.raises(loggers.TrackerError, match='`wandb login` gives'):
     logger.finish(loggers.FINISHED, 120)
 
 
@@ -201,7 +256,7 @@ def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
   page = (repository / 'docs' / 'tracking.md').read_text()
   (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
   monkeypatch.chdir(tmp_path)
-  names = {'trackers': trackers, 'managers': managers}
+  names = {'trackers': loggers, 'managers': managers}
   # pylint: disable-next=exec-used
   exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
   # As `train_model` releases metrics.

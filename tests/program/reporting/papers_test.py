@@ -7,13 +7,14 @@ import re
 
 import picture_folders
 import pytest
+import row_runs
 import tiny_vectors
 
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
+from tff_fssl.program.reporting import papers
 
 # The cells of the papers' tables, and the runs of their figures.
 _COUNTS = {
@@ -202,7 +203,7 @@ def test_a_damaged_file(tmp_path, monkeypatch):
   for name in papers.names():
     (tmp_path / 'papers' / f'{name}.toml').write_text('[tables\n')
   monkeypatch.setattr(
-    papers.configs, 'path_of', lambda name: str(tmp_path / name)
+    papers.flags, 'config_path', lambda name: str(tmp_path / name)
   )
   papers.rows.cache_clear()
   with pytest.raises(
@@ -221,3 +222,63 @@ def test_a_flagfile_of_a_row(tmp_path):
   assert flags.read_flagfile(str(path))['fedswitch.prior_divergence'] == (
     '0.677455'
   )
+
+
+_ROW = papers.find('fl2/table2/cat')
+
+
+def test_results_are_of_each_budget_over_seeds(tmp_path):
+  for seed, accuracy in ((0, 0.6), (2, 0.65), (10, 0.7)):
+    rounds = {700: (0.1, 0), 800: (accuracy, 0)}
+    row_runs.write(tmp_path, _ROW.name, 'paper', seed, rounds)
+  row_runs.write(tmp_path, _ROW.name, '2h', 0, {10: (0.2, 0), 20: (0.3, 0)})
+  row_runs.write(tmp_path, _ROW.name, '2h', 1, {10: (0.4, 0)})
+  row_runs.write(
+    tmp_path,
+    _ROW.name,
+    '2h,bfloat16',
+    3,
+    {10: (0.5, 0)},
+    compute_dtype='bfloat16',
+  )
+  for name in ('notes', '2h,', '2h,float16'):
+    (tmp_path / _ROW.name / name / 'seed0').mkdir(parents=True)
+  warnings = []
+  ours, small, other = papers.results(str(tmp_path), _ROW, warnings.append)
+  assert not warnings
+  assert ours == papers.Result(
+    'paper', '65.0 ± 5.0', 800, 800, ('0', '2', '10')
+  )
+  assert (ours.label, small.label) == ('ours', '2h')
+  # Of the last round that both have evaluated.
+  assert small == papers.Result('2h', '30.0 ± 14.1', 10, 800, ('0', '1'))
+  assert other == papers.Result('2h', '50.0', 10, 800, ('3',), 'bfloat16')
+
+
+def test_what_is_no_result_is_left_out(tmp_path):
+  assert not papers.results(str(tmp_path), _ROW, print)
+  row_runs.write(tmp_path, _ROW.name, 'paper', 0, {})
+  row_runs.write(tmp_path, _ROW.name, 'paper', 1, {800: (0.6, 0)}, alpha=0.3)
+  row_runs.write(tmp_path, _ROW.name, 'paper', 2, {800: (0.6, 0)}, momentum=0.1)
+  (tmp_path / _ROW.name / 'paper' / 'seed3').mkdir()
+  # Where only what computes in float32 belongs.
+  bfloat16 = {'compute_dtype': 'bfloat16'}
+  row_runs.write(tmp_path, _ROW.name, 'paper', 4, {800: (0.6, 0)}, **bfloat16)
+  warnings = []
+  (result,) = papers.results(str(tmp_path), _ROW, warnings.append)
+  # Without an effect, a flag does not matter.
+  assert result.seeds == ('1',)
+  assert [w.split('/')[-1].split(':')[0] for w in warnings] == [
+    'seed0',
+    'seed2',
+    'seed3',
+    'seed4',
+  ]
+  expected = (
+    'no evaluation yet',
+    '--momentum differs',
+    'is not a run',
+    '--compute_dtype differs',
+  )
+  for words, warning in zip(expected, warnings, strict=True):
+    assert words in warning

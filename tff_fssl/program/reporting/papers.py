@@ -1,4 +1,4 @@
-"""The rows of the papers' tables: configs/papers/PAPER.toml.
+"""The rows of the papers' tables, configs/papers/PAPER.toml, and their results.
 
 A file is one paper: flags that all of its runs share, and tables. A table has
 axes. Each combination of their values with a cell in `figures` that is not ''
@@ -17,7 +17,7 @@ and words may follow. 'curve' is a figure that is only drawn, and '?' one that
 we do not know.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import fnmatch
 import functools
@@ -27,12 +27,15 @@ import re
 from typing import Any
 
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import runs as runs_lib
 
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
@@ -45,6 +48,9 @@ ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
 # A mean, perhaps its spread in parentheses, perhaps words.
 _FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
 _NOTES = ('differs', 'needs', 'why')
+# Folders of runs, as `Row.folder` names them.
+_SEED = re.compile(r'seed\d+')
+_BUDGET = re.compile(r'(paper|rounds=\d+|[\d.]+h)(?:,(bfloat16))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +115,7 @@ class Row:
       raise UsageError(f'{self.name}: cannot be run: {self.why}')
     given = {**self.flags, **(more or {})}
     parsed = flags.parse(flags.arguments(given), config_lib.groups())
-    # As in a flagfile: some of a row's flags may have no effect.
-    files_of = dict.fromkeys(parsed.command_line, self.name)
-    return config_lib.build_config(
-      dataclasses.replace(parsed, command_line=frozenset(), files=files_of)
-    )
+    return config_lib.build_config(parsed.mark_recorded(self.name))
 
   def arguments(self, more: Mapping[str, Any] | None = None) -> list[str]:
     """Writes the row's arguments of the training program with an effect.
@@ -153,7 +155,7 @@ class Row:
 
 def names() -> list[str]:
   """Lists the papers: the files configs/papers/NAME.toml, in order."""
-  files_here = os.listdir(configs.path_of('papers'))
+  files_here = os.listdir(flags.config_path('papers'))
   return sorted(
     n.removesuffix('.toml') for n in files_here if n.endswith('.toml')
   )
@@ -209,7 +211,7 @@ def find(name: str) -> Row:
 
 def _read_paper(paper: str) -> Iterator[Row]:
   """Reads the rows of a file."""
-  path = configs.path_of(f'papers/{paper}.toml')
+  path = flags.config_path(f'papers/{paper}.toml')
   content = files.read_toml(path)
   for table in content['tables']:
     yield from _make_rows(paper, content, table)
@@ -295,3 +297,257 @@ def _flags(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for n, v in given.items()
     if '.' not in n or (n.startswith(prefix) and n not in foreign)
   }
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """The outcome of the runs of a row with one budget.
+
+  Attributes:
+    budget: `ALL_ROUNDS`, or the name of a smaller one.
+    accuracy: Test accuracy in percent: the mean, and over several seeds the
+      sample standard deviation.
+    rounds: The last round that all runs have evaluated.
+    total_rounds: The rounds of the paper.
+    seeds: Their seeds.
+    compute_dtype: The type in which the network computes.
+  """
+
+  budget: str
+  accuracy: str
+  rounds: int
+  total_rounds: int
+  seeds: tuple[str, ...]
+  compute_dtype: str = FLOAT32
+
+  @property
+  def label(self) -> str:
+    """Names it: a smaller budget is never 'ours'."""
+    if self.budget != ALL_ROUNDS:
+      return self.budget
+    return 'ours' if self.rounds >= self.total_rounds else 'ours, unfinished'
+
+  @property
+  def text(self) -> str:
+    """Writes '81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
+    seeds = 'seed' if len(self.seeds) == 1 else 'seeds'
+    is_usual = self.compute_dtype == FLOAT32
+    return (
+      f'{self.accuracy} % after {self.rounds:,} of {self.total_rounds:,}'
+      f' rounds, {seeds} {", ".join(self.seeds)}'
+      f'{"" if is_usual else f", {self.compute_dtype}"}'
+    )
+
+
+def results(
+  runs_dir: str, row: Row, warn: Callable[[str], None]
+) -> list[Result]:
+  """Reads the results of a row's runs, the paper's budget first.
+
+  Args:
+    runs_dir: The folder of all runs of rows.
+    row: The row.
+    warn: Called for each run that is skipped.
+
+  Returns:
+    A result for each budget with an evaluated run.
+  """
+  of_row = os.path.join(runs_dir, row.name)
+  found = []
+  for match in sorted(
+    _folders(of_row, _BUDGET), key=lambda m: (m[1] != ALL_ROUNDS, m[0])
+  ):
+    runs, compute_dtype = [], match[2] or FLOAT32
+    # By length first: seed10 comes after seed9.
+    seeds = _folders(os.path.join(of_row, match[0]), _SEED)
+    for seed in sorted(seeds, key=lambda m: (len(m[0]), m[0])):
+      path = os.path.join(of_row, match[0], seed[0])
+      try:
+        runs.append(_read(path, row, compute_dtype))
+      except UsageError as error:
+        warn(f'skipped: {error}')
+    if runs:
+      found.append(_result(row, match[1], compute_dtype, runs))
+  return found
+
+
+def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
+  """Matches the names in a folder."""
+  try:
+    entries = os.listdir(path)
+  except OSError:  # Nothing has been run.
+    return []
+  return [match for name in entries if (match := names.fullmatch(name))]
+
+
+def _read(path: str, row: Row, compute_dtype: str) -> runs_lib.Run:
+  """Reads a run of the row, or raises `UsageError` without a result."""
+  run = runs_lib.read_run(path)
+  if not len(run.curve(compare.TEST_ACCURACY)[0]):
+    raise UsageError(f'{path}: this run has no evaluation yet')
+  # The place of the data does not matter, but some sets are unknown without it.
+  more: dict[str, Any] = {
+    name: run.flags.get(name, '') for name in ('data_dir', 'seed')
+  }
+  more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
+  config = row.config(more)
+  now = {n: hparams.format_value(value) for n, value in config.flags().items()}
+  # The row may have been corrected since the run was made.
+  differing, _ = config_lib.differences(run.flags, now)
+  if differing:
+    raise UsageError(
+      f'{path}: this run is not of the row as it is now (--{differing[0]}'
+      ' differs)'
+    )
+  return run
+
+
+def _result(
+  row: Row,
+  budget: str,
+  compute_dtype: str,
+  runs: Sequence[runs_lib.Run],
+) -> Result:
+  last = compare.last_common_round([runs_lib.RunGroup(row.name, tuple(runs))])
+  return Result(
+    budget,
+    compare.mean_and_spread([_accuracy(run, row, last) for run in runs], 1),
+    last,
+    row.flags['total_rounds'],
+    tuple(run.flags.get('seed', '?') for run in runs),
+    compute_dtype,
+  )
+
+
+def _accuracy(run: runs_lib.Run, row: Row, last_round: int) -> float:
+  """Returns test accuracy in percent in the round that is reported."""
+  if row.reported == BEST_VALIDATION:
+    return 100 * compare.best_validation(run, last_round)
+  return 100 * compare.at(run, compare.TEST_ACCURACY, last_round)
+
+
+def overview() -> list[str]:
+  """Lists all tables."""
+  tables: dict[str, list[Row]] = {}
+  for row in rows().values():
+    tables.setdefault(row.table, []).append(row)
+  width = max(map(len, tables))
+  counts = {
+    f'{name:{width}}  {len(rows):2}': rows[0].title
+    + (f' ({without} cannot be run)' if (without := _without(rows)) else '')
+    for name, rows in tables.items()
+  }
+  program = console.command('papers')
+  return [
+    'Tables and figures, with the number of their rows:',
+    console.table(counts),
+    '',
+    f"{program} list PATTERN lists rows ('*': all),",
+    f'{program} show ROW explains one.',
+  ]
+
+
+def _without(rows: Sequence[Row]) -> int:
+  return sum(bool(row.why) for row in rows)
+
+
+def list_rows(rows: Sequence[Row]) -> list[str]:
+  """Shows a line for each row: name, figure, and whether it can be run."""
+  width = max(len(row.name) for row in rows)
+  lines = [
+    f'{row.name:{width}}  {row.short_figure:>11}{_mark(row)}' for row in rows
+  ]
+  notes = []
+  if _without(rows):
+    notes.append('no: cannot be run; `show` says why.')
+  if any(row.needs for row in rows):
+    notes.append('data: needs data that no program fetches; `show` says which.')
+  return [*lines, *([''] if notes else []), *notes]
+
+
+def _mark(row: Row) -> str:
+  if row.why:
+    return '  no'
+  return '  data' if row.needs else ''
+
+
+def _reported(row: Row) -> str:
+  """Writes the paper's figure in words."""
+  if row.printed == CURVE:
+    return 'a curve, no figure'
+  if row.printed == UNKNOWN:
+    return 'not known to us'
+  if row.printed == OURS:
+    return 'none, since this table is ours'
+  short = row.short_figure
+  words = [f'{short} %{row.printed.removeprefix(short)}']
+  if row.spread:
+    words.append(f'in parentheses: {row.spread}')
+  if row.reported == BEST_VALIDATION:
+    words.append('of the round with the best validation accuracy')
+  return '; '.join(words)
+
+
+def _about(row: Row) -> dict[str, str]:
+  """Describes a row, without its flags."""
+  return {
+    'of': row.title,
+    'paper': _reported(row),
+    **({'cannot be run': row.why} if row.why else {}),
+    **({'needs': row.needs} if row.needs else {}),
+    **({'differs': '; '.join(row.differs)} if row.differs else {}),
+  }
+
+
+def describe(row: Row, runs_dir: str, warn: Callable[[str], None]) -> str:
+  """Describes a row: the paper, its flags, its results."""
+  arguments = ' '.join(_arguments(row, {}))
+  lines = [row.name, console.table({**_about(row), 'flags': arguments})]
+  if not row.why:
+    lines += _result_lines(row, runs_dir, warn)
+  return '\n'.join(lines)
+
+
+def _arguments(row: Row, more: dict[str, Any]) -> list[str]:
+  """Writes the row's flags that have an effect, as far as that is known."""
+  try:
+    return row.arguments(more)
+  except UsageError:  # Its data are not there, or it cannot be run.
+    # Without the data, all flags are shown, also idle ones.
+    values = {**row.flags, **more}
+    return flags.flagfile_text(values).splitlines()
+
+
+def _result_lines(
+  row: Row, runs_dir: str, warn: Callable[[str], None]
+) -> list[str]:
+  """Shows a line for each budget with which the row has been run."""
+  found = results(runs_dir, row, warn)
+  return [f'  {result.label:17}{result.text}' for result in found]
+
+
+def compare_rows(
+  pattern: str, runs_dir: str, warn: Callable[[str], None]
+) -> list[str]:
+  """Compares the paper with finished runs, or raises `UsageError`."""
+  lines = []
+  for row in matching(pattern or '*'):
+    # Most rows have not been run: not worth a look.
+    if not os.path.isdir(os.path.join(runs_dir, row.name)):
+      continue
+    if found := _result_lines(row, runs_dir, warn):
+      figure = row.short_figure + (' %' if row.figure else '')
+      lines += [row.name, f'  {"paper":17}{figure}', *found]
+  if not lines:
+    raise UsageError(
+      f'nothing has been run of {pattern or "any row"} in --runs_dir='
+      f'{runs_dir}; {console.command("papers")} run ROW runs a row'
+    )
+  return lines
+
+
+def write_flagfile(row: Row, more: dict[str, Any]) -> str:
+  """Makes a flagfile of a row and `more` flags, with comments about it."""
+  arguments = _arguments(row, more)
+  about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]
+  return '\n'.join([*flags.comments(about), *arguments])
