@@ -51,7 +51,7 @@ def remembering(tmp_path_factory):
     pytest.param(faulty_disk.TEAR, marks=pytest.mark.slow),
     pytest.param(faulty_disk.FULL, marks=pytest.mark.slow),
     pytest.param(faulty_disk.POWER, marks=pytest.mark.slow),
-    faulty_disk.POWER_NAMES,
+    pytest.param(faulty_disk.POWER_NAMES, marks=pytest.mark.slow),
   ],
 )
 def test_stopped_at_every_disk_call(how, reference, tmp_path):

@@ -99,7 +99,9 @@ def test_unknown_labels_are_for_unlabelled_examples_only():
   'name, hparams',
   [
     pytest.param('fixmatch', (), marks=pytest.mark.slow),
-    ('fedmatch', (('delta_threshold', -1.0),)),
+    pytest.param(
+      'fedmatch', (('delta_threshold', -1.0),), marks=pytest.mark.slow
+    ),
     pytest.param('fedswitch', (), marks=pytest.mark.slow),
     ('fl2', ()),
   ],

@@ -76,7 +76,14 @@ def test_moving_averages_compile():
   assert process_lib.get_map_reduce_form(process) is not None
 
 
-@pytest.mark.parametrize('name', ['robust', 'secure', 'compression'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param('robust', marks=pytest.mark.slow),
+    'secure',
+    pytest.param('compression', marks=pytest.mark.slow),
+  ],
+)
 def test_aggregators_compile(name):
   process = tiny_task.build(
     'fl2',

@@ -73,6 +73,10 @@ _ELSEWHERE = {
   'weight_decay',
   'max_gradient_norm',
   'proximal_strength',
+  'nesterov',
+  'learning_rate_schedule',
+  'schedule_rounds',
+  'client_optimizer',
 }
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {

@@ -33,7 +33,7 @@ def _moments(kernel, cohort, scenario):
       'ts_server_ema', _SERVER, ('teacher',), marks=pytest.mark.slow
     ),
     ('fedswitch', _SERVER, ('teacher',)),
-    ('fedmatch', _CLIENTS, ()),
+    pytest.param('fedmatch', _CLIENTS, (), marks=pytest.mark.slow),
   ],
 )
 def test_they_are_those_of_the_weights_that_were_sent(name, scenario, sets):

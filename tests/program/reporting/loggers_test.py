@@ -256,7 +256,7 @@ def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
   page = (repository / 'docs' / 'tracking.md').read_text()
   (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
   monkeypatch.chdir(tmp_path)
-  names = {'trackers': loggers, 'managers': managers}
+  names = {'loggers': loggers, 'managers': managers}
   # pylint: disable-next=exec-used
   exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
   # As `train_model` releases metrics.
