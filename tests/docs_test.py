@@ -283,6 +283,7 @@ def test_the_python_of_every_page_is_run():
     assert pathlib.PurePosixPath(page).name in test
 
 
+@pytest.mark.slow
 def test_the_program_for_those_who_come_runs(tmp_path):
   text = (_REPOSITORY / 'docs/coming_from.md').read_text(encoding='utf-8')
   code = ''.join(_python('docs/coming_from.md'))

@@ -316,6 +316,7 @@ class TestRounds:
       tiny_rounds.model(moved).trainable, tiny_rounds.model(still).trainable
     )
 
+  @pytest.mark.slow
   def test_fixed_views_are_those_that_were_labelled(self):
     """Where views are not random, they make no difference."""
     elements = [tiny_task.client(i) for i in range(2)]

@@ -265,6 +265,7 @@ class TestTeacher:
       old = student, teacher
 
 
+@pytest.mark.slow
 def test_nobody_changes_statistics_that_were_not_asked_for(monkeypatch):
   honest = statistics_phase.client_sums
 

@@ -383,6 +383,7 @@ class TestRounds:
     assert np.any(_table(kept[0])['prior'] != _table(first)['prior'])
     np.testing.assert_allclose(np.sum(_table(kept[1])['prior']), 1, atol=1e-6)
 
+  @pytest.mark.slow
   def test_tuning_changes_the_classifier_only(self):
     plain, tuned = (
       tiny_rounds.model(*_rounds(1, own=own)).trainable

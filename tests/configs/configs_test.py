@@ -261,6 +261,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
   assert ('validation/accuracy' in row) == bool(config.run.num_validation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
   [

@@ -45,6 +45,7 @@ class TestSwitching:
     for a, b in zip(_weights(ours[-1]), _weights(plain[-1]), strict=True):
       np.testing.assert_array_equal(a, b)
 
+  @pytest.mark.slow
   def test_both_decays_change_the_teacher(self):
     """Its labels change more rarely than its predictions."""
     divergences = set()

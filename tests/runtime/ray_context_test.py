@@ -286,6 +286,7 @@ def test_worker_with_other_packages_is_refused(context, monkeypatch):
   context.pool._refused.clear()
 
 
+@pytest.mark.slow
 def test_interrupt_leaves_a_usable_context(context):
   cancelled = threading.Event()
   cancelled.set()

@@ -96,6 +96,7 @@ def _leaves(folder, round_num):
   }
 
 
+@pytest.mark.slow
 def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   trained = tmp_path / 'trained'
   arguments = [*_TRAIN, '--total_rounds=3', f'--output_dir={trained}']
