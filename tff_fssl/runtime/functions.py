@@ -49,7 +49,7 @@ def _call_options(executor_type: Any, serialized: bytes) -> Any:
   rewriting = config.graph_options.rewrite_options
   # Its other work, swapping from a GPU's memory to the host's, stays on.
   rewriting.memory_optimization = rewriting.SWAPPING_HEURISTICS
-  # A second pass takes an eighth of the time of a start, and finds nothing.
+  # A second pass takes a tenth of the time of a start, and finds nothing.
   rewriting.meta_optimizer_iterations = rewriting.ONE
   return eager_context.FunctionCallOptions(executor_type, config)
 
