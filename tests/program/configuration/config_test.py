@@ -5,7 +5,6 @@ import client_files
 import pytest
 
 from tff_fssl.algorithms import registry
-from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -462,28 +461,3 @@ def test_what_an_older_run_recorded_is_read(tmp_path):
   path.write_text('--fl2.temperature=2\n')
   with pytest.raises(UsageError, match='it is always 1 now; omit it'):
     flags.parse(given, config.groups(), recorded=True)
-
-
-def test_streaming_is_where_clients_use_unlabelled_examples():
-  flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
-  assert _config(*flags_).streaming == clients.Streaming(5, 3, False, 0)
-  assert _config().streaming.steps == 1
-  supervised = ['--algorithm=supervised', _CLIENTS]
-  # For the statistics of static batch norm: not of parts that are to come.
-  assert _config(*flags_, *supervised).streaming.steps == 5
-  for argv, reason in (
-    (['--algorithm=supervised'], '--algorithm=supervised'),
-    ([*supervised, '--norm=gn'], '--norm=gn'),
-    ([*supervised, '--norm=bn'], '--norm=bn'),
-    (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
-  ):
-    with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):
-      _config(*flags_, *argv)
-
-
-def test_norm_decides_the_statistics():
-  assert _config('--norm=bn').round.batch_norm_statistics == 'moving_average'
-  assert _config('--norm=bn').model_norm == 'bn'
-  assert _config('--norm=sbn').model_norm == 'bn'
-  assert _config('--norm=gn').model_norm == 'gn'
-  assert 'batch_norm_statistics' not in _config('--norm=gn').flags()

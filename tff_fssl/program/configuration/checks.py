@@ -1,9 +1,6 @@
 """Refuses configurations that make no sense."""
 
-from __future__ import annotations
-
 import importlib.util
-from typing import TYPE_CHECKING
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
@@ -11,16 +8,14 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
+from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
-
-if TYPE_CHECKING:
-  from tff_fssl.program.configuration import config as config_lib
 
 _CLIENTS = data_names.LABELS_AT_CLIENTS
 
 
-def check(config: config_lib.Config) -> None:
+def check(config: run_config.Config) -> None:
   """Refuses combinations of values that make no sense.
 
   Args:
@@ -131,7 +126,7 @@ def _check_trackers(run: run_hparams_lib.RunHparams) -> None:
       )
 
 
-def _check_examples(config: config_lib.Config) -> None:
+def _check_examples(config: run_config.Config) -> None:
   """Refuses flags that do not fit the kind of the examples."""
   kind = config.info.kind
   model_names.check_inputs(config.run.model, kind)
@@ -144,7 +139,7 @@ def _check_examples(config: config_lib.Config) -> None:
       )
 
 
-def _check_statistics(config: config_lib.Config) -> None:
+def _check_statistics(config: run_config.Config) -> None:
   """Refuses numbers that the data or the aggregator do not allow."""
   run, data, info = config.run, config.data, config.info
   if info.kind == data_names.VECTORS:
@@ -194,7 +189,7 @@ def _check_statistics(config: config_lib.Config) -> None:
     )
 
 
-def check_cohort(config: config_lib.Config, num_clients: int) -> None:
+def check_cohort(config: run_config.Config, num_clients: int) -> None:
   """Refuses cohorts of more clients than there are (`UsageError`)."""
   if not config.trains_clients:
     return
@@ -206,7 +201,7 @@ def check_cohort(config: config_lib.Config, num_clients: int) -> None:
   config.participation.check_cohort(config.run.clients_per_round, num_clients)
 
 
-def _check_aggregator(config: config_lib.Config) -> None:
+def _check_aggregator(config: run_config.Config) -> None:
   """Refuses flags that the aggregator does not support."""
   run, aggregator = config.run, config.aggregator
   if (
@@ -264,7 +259,7 @@ def _check_aggregator(config: config_lib.Config) -> None:
     )
 
 
-def _check_labeled_majority(config: config_lib.Config) -> None:
+def _check_labeled_majority(config: run_config.Config) -> None:
   """Refuses fewer clients that train than `robust` needs in a round."""
   run, least = config.run, aggregator_hparams.MIN_ROBUST_CLIENTS
   if config.entry.compute.unlabeled.forward or not run.num_clients:
@@ -279,7 +274,7 @@ def _check_labeled_majority(config: config_lib.Config) -> None:
     )
 
 
-def _check_data(config: config_lib.Config) -> None:
+def _check_data(config: run_config.Config) -> None:
   """Refuses numbers that do not fit the data set's size and classes."""
   run = config.run
   info = config.info
@@ -332,7 +327,7 @@ def _check_data(config: config_lib.Config) -> None:
     )
 
 
-def _check_labels_of_class(config: config_lib.Config) -> None:
+def _check_labels_of_class(config: run_config.Config) -> None:
   """Refuses fewer labels than the algorithm can learn from."""
   run, name = config.run, config.entry.capabilities.labels_of_class
   if not name or run.full_labels or run.client_labels == data_names.OWN:
@@ -348,7 +343,7 @@ def _check_labels_of_class(config: config_lib.Config) -> None:
     )
 
 
-def _check_cross_device(config: config_lib.Config) -> None:
+def _check_cross_device(config: run_config.Config) -> None:
   """Refuses what needs identities of clients or several phases a round."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'

@@ -289,7 +289,7 @@ def find_idle(
   Args:
     group: An instance of a dataclass of `hparam` fields.
     prefix: The prefix of its flags.
-    config: The `config.Config` that the group is part of, if any.
+    config: The `run_config.Config` that the group is part of, if any.
 
   Returns:
     Name of each such flag -> the flag that is the reason, as it is written:
