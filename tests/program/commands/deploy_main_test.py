@@ -10,8 +10,8 @@ from tff_fssl.data import partition
 from tff_fssl.data import sources
 from tff_fssl.program.commands import deploy_main
 from tff_fssl.program.commands import main
+from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import flower
-from tff_fssl.program.deploy import rounds
 from tff_fssl.runtime import artefact
 
 _FLAGS = (
@@ -56,7 +56,7 @@ def test_what_is_written(app):
   # Flower sends Python, TOML and Markdown in all versions.
   assert {name.rpartition('.')[2] for name in inside} == {'py', 'toml'}
   assert f'server = "{app}/server"' in inside['pyproject.toml'].decode()
-  deployed = rounds.read_deployment(str(app / 'server'))
+  deployed = deployment.read(str(app / 'server'))
   assert (deployed.first_round, deployed.done) == (0, -1)
   assert deployed.splits == ('test', 'validation')
   assert 'output_dir' not in deployed.values
@@ -168,4 +168,4 @@ def test_noise_has_no_seed(tmp_path):
     found.append(program.finish(server))
   name = 'state/global_model_weights/trainable/0'
   assert not np.array_equal(found[0][name], found[1][name])
-  assert rounds.read_deployment(str(folder / 'server')).is_noised
+  assert deployment.read(str(folder / 'server')).is_noised

@@ -18,7 +18,7 @@ from tff_fssl.program.commands import deploy_main
 from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
-from tff_fssl.program.deploy import rounds
+from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import server
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
@@ -162,7 +162,7 @@ def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
     assert words in capsys.readouterr().err and not folder.exists()
   arguments = [str(trained), '--total_rounds=2', f'--output_dir={folder}']
   assert main.run(deploy_main.deploy_main, arguments) == main.DONE
-  assert rounds.read_deployment(str(folder / 'server')).done == 1
+  assert deployment.read(str(folder / 'server')).done == 1
   _serve(folder, data)
   rows = csv_table.read(str(folder / 'server/run/metrics/train.csv'))[1]
   assert [row['round'] for row in rows] == ['2']
@@ -174,7 +174,7 @@ def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
 def test_damaged_data_of_evaluations(tmp_path):
   """Before anything runs."""
   load = lambda folder: None
-  folder = tmp_path / rounds.EVALUATION
+  folder = tmp_path / deployment.EVALUATION
   folder.mkdir()
   path, x = folder / 'test.npz', np.zeros([3, 2])
   for arrays in ({'x': x}, {'x': x, 'y': [1]}, {'x': x[:0], 'y': []}):

@@ -32,7 +32,7 @@ from tff_fssl.models import adapter
 from tff_fssl.models import evaluate as evaluate_lib
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.deploy import rounds
+from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.loop import training
@@ -260,7 +260,7 @@ class _Writer:
       initial=self.start.state,
       simulate_secure_aggregation=self.config.run.simulate_secure_aggregation,
     )
-    names = set(map(rounds.checkpoint_path, program.parameter))
+    names = set(map(deployment_lib.checkpoint_path, program.parameter))
     assert names == {
       path for path in self.start.paths if path.startswith('process/')
     }, 'the state of the program is not that of a checkpoint'
@@ -336,7 +336,7 @@ class _Writer:
 
   def _write_evaluation(self) -> None:
     """Writes the graph and the data of evaluations."""
-    experiment, place = self.start.experiment, rounds.EVALUATION
+    experiment, place = self.start.experiment, deployment_lib.EVALUATION
     folder = self._path('server', place)
     export.export(_build_evaluation(experiment), folder)
     os.unlink(os.path.join(folder, 'artefact.py'))
@@ -353,7 +353,7 @@ class _Writer:
     run, task = config.run, experiment.task
     values = {n: hparams.format_value(v) for n, v in config.flags().items()}
     values.pop('output_dir', None)
-    deployed = rounds.Deployment(
+    deployed = deployment_lib.Deployment(
       values=values,
       owner=run_folder.owner_of(task),
       is_private=config.is_private,
@@ -368,13 +368,13 @@ class _Writer:
       keep_checkpoints=run.keep_checkpoints,
       min_clients=experiment.process.min_clients,
       # Real clients drop out, and are late, by themselves.
-      participation=rounds.ParticipationHparams(
+      participation=deployment_lib.ParticipationHparams(
         availability_file=config.participation.availability_file,
         availability_period=config.participation.availability_period,
       ),
       splits=tuple(self._splits()),
     )
-    self._text('server', rounds.NAME, deployed.encode())
+    self._text('server', deployment_lib.NAME, deployed.encode())
 
   def _copy(self, run: output_tree.OutputTree | None) -> None:
     """Copies what a run's folder has besides, for those who read it."""
@@ -382,7 +382,7 @@ class _Writer:
     task.partition.save_json(self._path('server', 'partition.json'))
     path = self.config.participation.availability_file
     if path:
-      self._text('server', rounds.AVAILABILITY, files.read_text(path))
+      self._text('server', deployment_lib.AVAILABILITY, files.read_text(path))
     if run is not None and os.path.lexists(run.frozen):
       shutil.copy(run.frozen, self._path('server'))
 

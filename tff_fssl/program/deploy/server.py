@@ -21,6 +21,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
+from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.program.deploy import rounds as rounds_lib
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
@@ -63,7 +64,7 @@ def serve(
     StoppedError: After `max_bad_rounds` consecutive bad rounds.
     UsageError: If a folder cannot be used, with the remedy.
   """
-  deployed = rounds_lib.read_deployment(folder)
+  deployed = deployment_lib.read(folder)
   program = load(folder)
   availability = participation_lib.read_availability(
     deployed.participation, deployed.num_clients
@@ -95,7 +96,7 @@ def serve(
 
 def _copy(folder: str, run: str) -> None:
   """Copies the files that others read in a run's folder, once."""
-  for name in rounds_lib.COPIED:
+  for name in deployment_lib.COPIED:
     source, target = os.path.join(folder, name), os.path.join(run, name)
     # A server that continues keeps what its first start has copied.
     if os.path.lexists(source) and not os.path.lexists(target):
@@ -108,7 +109,7 @@ class _Evaluation:
   def __init__(
     self, folder: str, splits: tuple[str, ...], load: Callable[[str], Any]
   ):
-    place = os.path.join(folder, rounds_lib.EVALUATION)
+    place = os.path.join(folder, deployment_lib.EVALUATION)
     self._program = load(place)
     self._examples = {}
     for split in splits:
@@ -119,7 +120,7 @@ class _Evaluation:
         raise files.FileError(path, 'it is damaged; deploy again')
       self._examples[split] = x, y
 
-  def __call__(self, state: rounds_lib.State) -> dict[str, float]:
+  def __call__(self, state: deployment_lib.State) -> dict[str, float]:
     """Measures a state: 'test/accuracy', ..., as in eval.csv."""
     found: dict[str, float] = {}
     for split, (x, y) in self._examples.items():
@@ -178,15 +179,15 @@ class _Run:
       self.view.end()
     return done
 
-  def _start(self) -> tuple[rounds_lib.Saved, int]:
+  def _start(self) -> tuple[deployment_lib.Saved, int]:
     """Returns (the state to start from, the last finished round)."""
     folder, program = self.tree.checkpoints, self.rounds.program
     done = self._deployed.done
-    saved = rounds_lib.Saved(program.initial(), 0)
+    saved = deployment_lib.Saved(program.initial(), 0)
     if checkpoint.versions(folder):
       try:
         done, leaves = checkpoint.read_latest(folder, self._deployed.owner)
-        saved = rounds_lib.read_state(leaves, program.parameter)
+        saved = deployment_lib.read_state(leaves, program.parameter)
       except checkpoint.CheckpointError as error:
         raise UsageError(
           f'{folder}: no checkpoint can be used: {error}. Move them away, or'
@@ -202,7 +203,9 @@ class _Run:
       table.truncate_after(done)
     return saved, done
 
-  def _one(self, before: rounds_lib.Saved, round_num: int) -> rounds_lib.Saved:
+  def _one(
+    self, before: deployment_lib.Saved, round_num: int
+  ) -> deployment_lib.Saved:
     """Runs, evaluates, releases and saves a round."""
     start = time.monotonic()
     with self.view.phase(training_types.ROUND, round_num):
@@ -227,7 +230,7 @@ class _Run:
     if evaluation:
       self._eval.log(round_num, evaluation)
     self._timing.log(round_num, timing)
-    saved = rounds_lib.Saved(
+    saved = deployment_lib.Saved(
       outcome.state, before.num_bad_rounds + 1 if is_bad else 0
     )
     with self.view.phase(training_types.SAVING, round_num):
@@ -239,7 +242,7 @@ class _Run:
     )
     return saved
 
-  def _save(self, saved: rounds_lib.Saved, round_num: int) -> None:
+  def _save(self, saved: deployment_lib.Saved, round_num: int) -> None:
     """Saves a state, and removes the oldest ones."""
     folder, owner = self.tree.checkpoints, self._deployed.owner
     checkpoint.write(
@@ -254,7 +257,7 @@ class _Run:
       if old != best:
         durable.remove(checkpoint.path_of(folder, old))
 
-  def _check(self, saved: rounds_lib.Saved, done: int) -> None:
+  def _check(self, saved: deployment_lib.Saved, done: int) -> None:
     """Raises `StoppedError` after too many bad rounds."""
     most = self._deployed.max_bad_rounds
     if saved.num_bad_rounds >= most:
