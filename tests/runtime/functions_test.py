@@ -93,7 +93,7 @@ def test_a_bound_function_keeps_constants():
 
 def test_options_of_calls_are_put_back():
   before = functions.eager_context.context().function_call_options
-  with functions._disable_temporary_variables():
+  with functions._call_options():
     assert functions.eager_context.context().function_call_options is not before
   after = functions.eager_context.context().function_call_options
   assert after.config_proto_serialized == before.config_proto_serialized

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tff_fssl.algorithms import base
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import tf, tff
 
 # (kind of examples, its least label). -1 is an unknown hidden label.
 _LABELS = (('labeled', 0), ('unlabeled', -1))
@@ -103,3 +103,8 @@ def _add_number(element_spec: Any, name: str) -> Any:
   return collections.OrderedDict(
     element_spec, **{name: tf.TensorSpec([], tf.int32)}
   )
+
+
+def data_type(element_spec: Any) -> tff.SequenceType:
+  """Converts a result of `data.clients.element_spec` to a client's TFF type."""
+  return tff.SequenceType(tff.types.tensorflow_to_type(element_spec))

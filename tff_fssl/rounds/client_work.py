@@ -272,7 +272,7 @@ def build_client_work(
   Returns:
     The process, and the bytes that a client sends for metrics.
   """
-  data_type = tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
+  data_type = client_data.data_type(element_spec)
   work = _build_work(message_type, data_type, part)
   screen = None
   if part.release_metrics:

@@ -286,7 +286,7 @@ class _Evaluation:
 
     @tff.tensorflow.computation(
       self.model_type,
-      tff.SequenceType(tff.types.tensorflow_to_type(self.element_spec)),
+      client_data.data_type(self.element_spec),
     )
     def work(model: Any, dataset: tf.data.Dataset) -> _ByName:
       network = adapter.Network(self.model_fn, image_shape=image_shape)

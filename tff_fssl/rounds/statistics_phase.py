@@ -222,7 +222,7 @@ def build_statistics_phase(
   pick = _build_pick(model_type, weights_of, is_needed, gathering.delivery)
   in_training = message_type is not None
   sent_type = message_type if in_training else pick.type_signature.result
-  data_type = tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
+  data_type = client_data.data_type(element_spec)
 
   @tff.tensorflow.computation(sent_type, data_type)
   def gather_at_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:

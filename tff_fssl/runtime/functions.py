@@ -17,15 +17,13 @@ from tensorflow.python.eager import context as eager_context
 
 from tff_fssl.lazy import tf
 from tff_fssl.runtime import errors
+from tff_fssl.runtime import graphs
 from tff_fssl.runtime import operations
-
-# The prefix of an operation's name where another asks for its device.
-_PLACE = 'loc:@'
 
 
 @contextlib.contextmanager
-def _disable_temporary_variables() -> Iterator[None]:
-  """Makes calls of functions safe in several threads at a time.
+def _call_options() -> Iterator[None]:
+  """Optimizes functions once, and so that several threads can call them.
 
   If a function needs much memory, TensorFlow's memory optimizer replaces sums
   of three and more tensors by temporary variables. Their names are the same in
@@ -34,7 +32,7 @@ def _disable_temporary_variables() -> Iterator[None]:
   """
   context = eager_context.context()
   old = context.function_call_options
-  context.function_call_options = _call_options(
+  context.function_call_options = _make_options(
     old.executor_type, old.config_proto_serialized
   )
   try:
@@ -44,7 +42,7 @@ def _disable_temporary_variables() -> Iterator[None]:
 
 
 @functools.cache
-def _call_options(executor_type: Any, serialized: bytes) -> Any:
+def _make_options(executor_type: Any, serialized: bytes) -> Any:
   config = tf.compat.v1.ConfigProto.FromString(serialized)
   rewriting = config.graph_options.rewrite_options
   # Its other work, swapping from a GPU's memory to the host's, stays on.
@@ -84,7 +82,7 @@ class Function:
     )
     self._function = None
     if steps:
-      with _disable_temporary_variables():
+      with _call_options():
         self._function = self._build(steps)
     self._first = threading.Lock()
     self._was_called = False
@@ -108,7 +106,11 @@ class Function:
             fetches.append(tf.identity(values[slot]))
         else:
           fetches.append(tf.identity(values[slot]))
-    graph_def = _pruned(graph, fetches, feeds)
+    graph_def = graph.as_graph_def()
+    # Nothing else of an imported graph may run.
+    graphs.keep_needed(
+      graph_def, [t.name for t in feeds], [t.name for t in fetches]
+    )
     read = {name for node in graph_def.node for name in node.input}
 
     def import_graph(*arguments: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -182,7 +184,7 @@ class Function:
     client_index: Optional[int],
   ) -> Sequence[tf.Tensor]:
     try:
-      with tf.device(device), _disable_temporary_variables():
+      with tf.device(device), _call_options():
         return self._function(*arguments)  # type: ignore[misc]
     except Exception as error:
       operation = errors.find_operation(
@@ -191,37 +193,6 @@ class Function:
       raise errors.ExecutionError(
         operation, error, client_index=client_index, place=device
       ) from error
-
-
-def _pruned(
-  graph: tf.Graph, fetches: Sequence[tf.Tensor], feeds: Sequence[tf.Tensor]
-) -> tf.compat.v1.GraphDef:
-  """Returns the part of a graph that computes `fetches`, without `feeds`.
-
-  Nothing else of an imported graph may run.
-  """
-  pending = [tensor.op for tensor in fetches]
-  needed = {operation.name for operation in pending}
-  while pending:
-    operation = pending.pop()
-    for each in (
-      *(tensor.op for tensor in operation.inputs),
-      *operation.control_inputs,
-    ):
-      if each.name not in needed:
-        needed.add(each.name)
-        pending.append(each)
-  needed -= {feed.op.name for feed in feeds}
-  graph_def = graph.as_graph_def()
-  kept = [node for node in graph_def.node if node.name in needed]
-  for node in kept:
-    # An operation may want to be where another one is, but needs not.
-    places = node.attr['_class'].list.s if '_class' in node.attr else ()
-    if any(p.decode().removeprefix(_PLACE) not in needed for p in places):
-      del node.attr['_class']
-  del graph_def.node[:]
-  graph_def.node.extend(kept)
-  return graph_def
 
 
 class BoundFunction:

@@ -8,7 +8,7 @@ execution gets resources of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
 import hashlib
@@ -26,6 +26,8 @@ _ANONYMOUS_TABLES = {
   'MutableHashTableOfTensorsV2': 'AnonymousMutableHashTableOfTensors',
   'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
 }
+# The prefix of an operation's name where another asks for its device.
+_PLACE = 'loc:@'
 # Enough to tell graphs apart, and short in messages.
 _DIGEST_LENGTH = 12
 
@@ -163,6 +165,47 @@ def _make_resources_private(graph_def: tf.compat.v1.GraphDef) -> None:
           del node.attr[name]
 
 
+def find_ancestors(
+  graph_def: tf.compat.v1.GraphDef, tensors: Iterable[str]
+) -> set[str]:
+  """Names the nodes that tensors or nodes depend on, their own included."""
+  inputs = {
+    node.name: [_node_name(name) for name in node.input]
+    for node in graph_def.node
+  }
+  pending = [_node_name(name) for name in tensors]
+  ancestors = set(pending)
+  while pending:
+    for name in inputs[pending.pop()]:
+      if name not in ancestors:
+        ancestors.add(name)
+        pending.append(name)
+  return ancestors
+
+
+def keep_needed(
+  graph_def: tf.compat.v1.GraphDef,
+  feeds: Iterable[str],
+  fetches: Iterable[str],
+) -> None:
+  """Removes the nodes that `fetches` do not need, and the nodes of `feeds`.
+
+  Args:
+    graph_def: The graph, which is changed in place.
+    feeds: The names of the tensors that replace nodes.
+    fetches: The names of the wanted tensors.
+  """
+  needed = find_ancestors(graph_def, fetches) - set(map(_node_name, feeds))
+  kept = [node for node in graph_def.node if node.name in needed]
+  for node in kept:
+    # An operation may want to be where another one is, but needs not.
+    places = node.attr['_class'].list.s if '_class' in node.attr else ()
+    if any(p.decode().removeprefix(_PLACE) not in needed for p in places):
+      del node.attr['_class']
+  del graph_def.node[:]
+  graph_def.node.extend(kept)
+
+
 def _run_after_initialization(
   graph_def: tf.compat.v1.GraphDef, initialize_op: str
 ) -> None:
@@ -171,21 +214,12 @@ def _run_after_initialization(
   Other nodes get no such edge: an edge to every node would break control flow
   frames.
   """
-  inputs = {
-    node.name: [_node_name(name) for name in node.input]
-    for node in graph_def.node
-  }
   initialize_op = _node_name(initialize_op)
-  ancestors, pending = {initialize_op}, [initialize_op]
-  while pending:
-    for name in inputs[pending.pop()]:
-      if name not in ancestors:
-        ancestors.add(name)
-        pending.append(name)
+  ancestors = find_ancestors(graph_def, [initialize_op])
   for node in graph_def.node:
     # The initialisation itself must not wait for its own end.
     if node.name not in ancestors and any(
-      name in ancestors for name in inputs[node.name]
+      _node_name(name) in ancestors for name in node.input
     ):
       node.input.append(f'^{initialize_op}')
 

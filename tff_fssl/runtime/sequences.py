@@ -66,7 +66,7 @@ class Body:
 
 
 def open_sequence(variant: tf.Tensor, element_type: Any) -> tf.data.Dataset:
-  """Returns the dataset, of a `tff.Type`, that a variant tensor stands for."""
+  """Opens a variant tensor as a dataset, given the `tff.Type` of an element."""
   return tf.data.experimental.from_variant(
     variant, operations.element_spec(element_type)
   )

@@ -54,7 +54,7 @@ def test_a_run_that_has_ended(tmp_path, state):
 def test_the_best_round_is_not_chosen_by_test_data(tmp_path):
   path = _write(
     tmp_path / 'a',
-    3,
+    rounds=3,
     evaluation={
       'test/accuracy': lambda r: r / 10,
       'validation/accuracy': lambda r: -r / 10,

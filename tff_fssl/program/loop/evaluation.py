@@ -235,7 +235,7 @@ def read_run_config(
 
   Args:
     tree: The run.
-    settings: Where the data are, and what is allowed.
+    settings: The folder of the data, and permissions.
     program: The program that needs it, for messages.
     more: Arguments that take precedence over the run's flags.
 

@@ -126,7 +126,7 @@ def _stack(
   """Stacks the values of curves in the rounds that all of them have.
 
   Args:
-    curves: (rounds [N], values [N]) of each. Empty curves are left out.
+    curves: (rounds [N], values [N]) of each. Empty curves are skipped.
 
   Returns:
     (rounds, values [curves, rounds]), or None if all curves are empty.
