@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import algorithms_main
   from tff_fssl.program.commands import main
 
-  sys.exit(main.run(algorithms_main.algorithms_main))
+  main.start(algorithms_main.algorithms_main)

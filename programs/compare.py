@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import compare_main
   from tff_fssl.program.commands import main
 
-  sys.exit(main.run(compare_main.compare_main))
+  main.start(compare_main.compare_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import data_main
   from tff_fssl.program.commands import main
 
-  sys.exit(main.run(data_main.data_main))
+  main.start(data_main.data_main)

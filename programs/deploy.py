@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import deploy_main
   from tff_fssl.program.commands import main
 
-  sys.exit(main.run(deploy_main.deploy_main))
+  main.start(deploy_main.deploy_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import evaluate_main
   from tff_fssl.program.commands import main
 
-  sys.exit(main.run(evaluate_main.evaluate_main))
+  main.start(evaluate_main.evaluate_main)

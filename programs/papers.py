@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import papers_main
 
-  sys.exit(main.run(papers_main.papers_main))
+  main.start(papers_main.papers_main)

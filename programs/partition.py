@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import partition_main
 
-  sys.exit(main.run(partition_main.partition_main))
+  main.start(partition_main.partition_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import plot_main
 
-  sys.exit(main.run(plot_main.plot_main))
+  main.start(plot_main.plot_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import report_main
 
-  sys.exit(main.run(report_main.report_main))
+  main.start(report_main.report_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import runs_main
 
-  sys.exit(main.run(runs_main.runs_main))
+  main.start(runs_main.runs_main)

@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import sweep_main
 
-  sys.exit(main.run(sweep_main.sweep_main))
+  main.start(sweep_main.sweep_main)

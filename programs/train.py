@@ -13,4 +13,4 @@ if __name__ == '__main__':
   from tff_fssl.program.commands import main
   from tff_fssl.program.commands import train_main
 
-  sys.exit(main.run(train_main.train_main))
+  main.start(train_main.train_main)

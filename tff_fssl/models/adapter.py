@@ -180,11 +180,9 @@ class Network:
         return keras_call(inputs, training=False)
       if self._track_moving_averages and not self._use_batch_moments:
         return keras_call(inputs, training=True)
-      outputs, mean, variance, count = keras_state.normalize_batch(
-        layer, inputs
-      )
+      outputs, moments = keras_state.normalize_batch(layer, inputs)
       if self._recorded is not None:
-        self._recorded.append(BatchMoments(index, mean, variance, count))
+        self._recorded.append(BatchMoments(index, *moments()))
       return outputs
 
     wrapped: Callable[..., tf.Tensor] = call

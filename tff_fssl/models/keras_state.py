@@ -105,7 +105,7 @@ def trained_batch_norms(
 
 def normalize_batch(
   layer: tf.keras.layers.Layer, inputs: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, Callable[[], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]]:
   """Computes a batch normalization layer's outputs with the batch's moments.
 
   Args:
@@ -113,15 +113,16 @@ def normalize_batch(
     inputs: Float tensor of any rank.
 
   Returns:
-    The outputs, the mean float32 [channels], the biased variance float32
-    [channels] and the number of values per channel, float32 scalar.
+    The outputs, and a function without arguments that returns the mean float32
+    [channels], the biased variance float32 [channels] and the number of values
+    per channel, float32 scalar.
   """
   inputs = tf.cast(inputs, layer.compute_dtype)
   axis = [a % inputs.shape.rank for a in layer.axis]
   channels = math.prod(inputs.shape[a] for a in axis)
-  count = tf.cast(tf.size(inputs), tf.float32) / channels
   gamma, beta = layer.gamma, layer.beta
-  if inputs.shape.rank == 4 and axis == [3]:
+  is_fused = inputs.shape.rank == 4 and axis == [3]
+  if is_fused:
     # Much faster on images than `tf.nn.moments`.
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
       inputs,
@@ -130,8 +131,6 @@ def normalize_batch(
       epsilon=layer.epsilon,
       is_training=True,
     )
-    # Makes it biased.
-    variance *= (count - 1.0) / tf.maximum(count, 1.0)
   else:
     others = [a for a in range(inputs.shape.rank) if a not in axis]
     shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]
@@ -152,7 +151,15 @@ def normalize_batch(
       ),
       inputs.dtype,
     )
-  return outputs, mean, variance, count
+
+  def moments() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    count = tf.cast(tf.size(inputs), tf.float32) / channels
+    biased = variance
+    if is_fused:  # Its variance is not biased.
+      biased *= (count - 1.0) / tf.maximum(count, 1.0)
+    return mean, biased, count
+
+  return outputs, moments
 
 
 @functools.cache

@@ -45,8 +45,12 @@ def _call_options() -> Iterator[None]:
 def _make_options(executor_type: Any, serialized: bytes) -> Any:
   config = tf.compat.v1.ConfigProto.FromString(serialized)
   rewriting = config.graph_options.rewrite_options
-  # Its other work, swapping from a GPU's memory to the host's, stays on.
-  rewriting.memory_optimization = rewriting.SWAPPING_HEURISTICS
+  # Its other work is to swap from a GPU's memory to the host's.
+  rewriting.memory_optimization = (
+    rewriting.SWAPPING_HEURISTICS
+    if tf.config.list_logical_devices('GPU')
+    else rewriting.NO_MEM_OPT
+  )
   # A second pass takes a tenth of the time of a start, and finds nothing.
   rewriting.meta_optimizer_iterations = rewriting.ONE
   return eager_context.FunctionCallOptions(executor_type, config)

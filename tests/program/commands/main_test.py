@@ -3,6 +3,8 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -110,3 +112,58 @@ def test_exit_codes():
   assert main.exit_code(signal.SIGINT) == 130
   assert main.exit_code(signal.SIGTERM) == 143
   assert main.exit_code(None) == 130
+
+
+_LEAVING = """
+import atexit
+from tff_fssl.program.commands import main
+
+class Graph:
+  def __del__(self):
+    print('destroyed')
+
+def program(argv):
+  global graph
+  graph = Graph()
+  atexit.register(print, 'library', 'cleaned', flush=False)
+  print(argv, end='; ')
+  if argv[1:]:
+    raise LookupError('a mistake of ours')
+  return 3
+
+main.start(program)
+"""
+
+
+def _leave(*argv):
+  return subprocess.run(
+    [sys.executable, '-c', _LEAVING, *argv],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_a_process_ends_without_teardown():
+  done = _leave('a')
+  assert (done.returncode, done.stderr) == (3, '')
+  assert done.stdout == "['a']; library cleaned\n"
+
+
+def test_an_error_of_ours_ends_a_process_as_usual():
+  done = _leave('a', 'b')
+  assert done.returncode == 1
+  assert 'LookupError: a mistake of ours' in done.stderr
+  assert 'destroyed' in done.stdout
+
+
+def test_a_profiler_sees_the_end_of_a_program(tmp_path):
+  path = tmp_path / 'leave.py'
+  path.write_text(_LEAVING)
+  done = subprocess.run(
+    [sys.executable, '-m', 'cProfile', path, 'a'],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert 'function calls' in done.stdout and 'main.py' in done.stdout

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import importlib
 import sys
+from typing import NoReturn
 
 import tff_fssl
 from tff_fssl.hparams import UsageError
@@ -32,8 +33,14 @@ _CONFIGS = 'configs'
 _ABOUT_CONFIGS = 'Lists the flagfiles that come with the package.'
 
 
+def start() -> NoReturn:
+  """Runs the console script `tff-fssl`, and ends the process."""
+  console.name_programs('tff-fssl {}')
+  main_lib.start(command_main)
+
+
 def main() -> int:
-  """Runs the console script `tff-fssl`.
+  """Runs the console script from a file of a user's own.
 
   A Python file that ends in `sys.exit(cli.main())` is the same command, plus
   the algorithms, models and so on that the file has registered before.

@@ -201,9 +201,7 @@ def _start(
   paths = managers.leaf_paths(structure)
   if run is not None:
     try:
-      done, leaves = checkpoint.read_latest(
-        run.checkpoints, run_folder.owner_of(task)
-      )
+      done, leaves = checkpoint.read_latest(run.checkpoints, task.owner)
       state = managers.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(
@@ -355,7 +353,7 @@ class _Writer:
     values.pop('output_dir', None)
     deployed = deployment_lib.Deployment(
       values=values,
-      owner=run_folder.owner_of(task),
+      owner=task.owner,
       is_private=config.is_private,
       seed=run.seed,
       num_clients=task.partition.num_clients,

@@ -22,7 +22,6 @@ from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
-from tff_fssl.program.loop import run_folder
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -207,7 +206,7 @@ def load_run(
   frozen = warm_start.read_frozen(tree, checkpoint.run_owner(config))
   task = experiment.build_task(config, frozen)
   path = checkpoint.path_of(tree.checkpoints, round_num)
-  owner = run_folder.owner_of(task)
+  owner = task.owner
   try:
     # Once more, now that the network's weights are known.
     checkpoint.check_owner(path, owner)

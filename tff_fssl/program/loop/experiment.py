@@ -36,6 +36,7 @@ from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import loggers
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
@@ -70,6 +71,18 @@ class Task:
   partition: partition_lib.Partition
   views: augment.Views
   model_fn: Callable[[], tf.keras.Model]
+
+  @functools.cached_property
+  def network(self) -> tf.keras.Model:
+    """Builds a network for its names and shapes. Its weights mean nothing."""
+    return self.model_fn()
+
+  @functools.cached_property
+  def owner(self) -> checkpoint.Owner:
+    """Returns the owner of the task's checkpoints."""
+    return checkpoint.model_owner(
+      checkpoint.run_owner(self.config), self.network
+    )
 
   def examples(self, split: str) -> sources.Examples:
     """Returns the examples of 'test' or 'validation'."""

@@ -43,7 +43,7 @@ class ServingModel(tf.Module):
     """Puts the model into the task's network and into constants."""
     super().__init__(name='serving')
     self.prediction = experiment.prediction_of(task.config)
-    self.network = adapter.Network(task.model_fn)
+    self.network = adapter.Network(task.model_fn, trace=False)
     self.network.assign(self.prediction.weights(model))
     self._views = task.views
     self._data = task.config.data
@@ -204,7 +204,7 @@ def _exported_network(
   task: experiment.Task, module: ServingModel, model: server_model.ServerModel
 ) -> tf.keras.Model:
   """Returns the Keras model that predicts as `module` does."""
-  network = task.model_fn()
+  network = task.network
   network.set_weights(module.network.model.get_weights())
   head = module.prediction.head
   if head is None:

@@ -50,7 +50,7 @@ def banner(
   pretraining = round_hparams.num_pretraining_rounds
   if pretraining:
     cohort += f', after {pretraining} of server pre-training'
-  model = task.model_fn()
+  model = task.network
   num_weights = sum(v.shape.num_elements() for v in model.trainable_variables)
   frozen = ''
   if run.train_layers:

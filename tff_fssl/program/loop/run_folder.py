@@ -93,12 +93,6 @@ def read_frozen(
   return tree and warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
-def owner_of(task: Any) -> checkpoint.Owner:
-  """Returns the owner of a task's checkpoints."""
-  run = checkpoint.run_owner(task.config)
-  return checkpoint.model_owner(run, task.model_fn())
-
-
 def build_settings(task: Any) -> training_types.Settings:
   """Builds the settings of training."""
   config = task.config
@@ -124,7 +118,7 @@ def build_outputs(
   from tff_fssl.program.loop import training
   from tff_fssl.program.reporting import managers
 
-  run, owner = task.config.run, owner_of(task)
+  run, owner = task.config.run, task.owner
   return training.Outputs(
     managers.DurableProgramStateManager(
       tree.checkpoints,
@@ -174,7 +168,7 @@ def export_models(
     return
   path = checkpoint.path_of(tree.checkpoints, best)
   try:
-    leaves = checkpoint.read_own(path, owner_of(task))
+    leaves = checkpoint.read_own(path, task.owner)
   except checkpoint.CheckpointError as error:
     view.say(
       f'{tree.model_best} is not written: the checkpoint of round {best}, which'
