@@ -330,6 +330,32 @@ def _refuse_three_graph(x):
     return tf.identity(x)
 
 
+def test_a_result_may_only_wait_for_its_argument(call):
+  @tff.tensorflow.computation(np.int32)
+  def seven_after(x):
+    with tf.control_dependencies([x]):
+      return tf.constant(7)
+
+  @tff.tensorflow.computation(tff.SequenceType(np.int32))
+  def eight_after(ds):
+    with tf.control_dependencies([tf.data.experimental.to_variant(ds)]):
+      return tf.constant(8)
+
+  @tff.federated_computation(_INTS)
+  def sevens(x):
+    refused = tff.federated_map(_refuse_three, x)
+    return tff.federated_sum(tff.federated_map(seven_after, refused))
+
+  context, ds = _context(2), tf.data.Dataset.range(2, output_type=tf.int32)
+  assert call(context, seven_after, 1) == 7
+  assert call(context, eight_after, ds) == 8
+  assert call(context, sevens, [1, 2]) == 14
+  # Nothing reads the value, but it is computed.
+  with pytest.raises(runtime.ExecutionError, match='assertion failed') as e:
+    call(context, sevens, [1, 7])
+  assert e.value.client_index == 1
+
+
 def test_an_error_in_making_data_names_the_client(call):
   def fail():
     raise OSError('disk gone')

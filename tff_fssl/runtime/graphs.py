@@ -86,13 +86,12 @@ def load_graph(proto: Any) -> Graph:
     _run_after_initialization(graph_def, tensorflow.initialize_op)
   if tensorflow.session_token_tensor_name:
     _feed_constant(graph_def, tensorflow.session_token_tensor_name)
-  has_parameter = tensorflow.HasField('parameter')
-  return Graph(
-    graph_def,
-    tuple(_tensor_names(tensorflow.parameter)) if has_parameter else (),
-    tuple(_tensor_names(tensorflow.result)),
-    digest,
-  )
+  feeds: tuple[str, ...] = ()
+  if tensorflow.HasField('parameter'):
+    feeds = tuple(_tensor_names(tensorflow.parameter))
+  _wait_for_values(graph_def, feeds)
+  fetches = tuple(_tensor_names(tensorflow.result))
+  return Graph(graph_def, feeds, fetches, digest)
 
 
 def _tensor_names(binding: Any) -> Iterator[str]:
@@ -222,6 +221,31 @@ def _run_after_initialization(
       _node_name(name) in ancestors for name in node.input
     ):
       node.input.append(f'^{initialize_op}')
+
+
+def _wait_for_values(
+  graph_def: tf.compat.v1.GraphDef, feeds: Iterable[str]
+) -> None:
+  """Makes nodes that wait for a placeholder wait for the value in its place.
+
+  An import replaces tensors, but not the nodes for which others only wait.
+  """
+  waiting: dict[str, list[tuple[Any, int]]] = {}
+  for node in graph_def.node:
+    for index, name in enumerate(node.input):
+      if name.startswith('^'):
+        waiting.setdefault(_node_name(name), []).append((node, index))
+  nodes = {node.name: node for node in graph_def.node}
+  for feed in feeds:
+    if (name := _node_name(feed)) not in waiting:
+      continue
+    value = f'{name}/value'
+    while value in nodes:
+      value += '_'
+    for node, index in waiting[name]:
+      node.input[index] = f'^{value}'
+    read = graph_def.node.add(name=value, op='Identity', input=[feed])
+    read.attr['T'].type = nodes[name].attr['dtype'].type
 
 
 def _node_name(tensor_name: str) -> str:
