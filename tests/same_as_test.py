@@ -35,6 +35,24 @@ def test_no_case_is_refused(case):
     config.parse_config(shlex.split(same_as._rename(flags)))
 
 
+def test_a_tree_may_know_older_or_newer_names_of_flags(tmp_path):
+  (tmp_path / 'programs').mkdir()
+  program = tmp_path / 'programs' / 'train.py'
+  commands = ['--fedmatch.uploads=files']
+  for known in ('--fedmatch.uploads=', '--fedmatch.uploads_in='):
+    program.write_text(
+      'import sys\n'
+      f'if not sys.argv[1].startswith({known!r}):\n'
+      "  sys.exit(f'error: unknown flag {sys.argv[1]}')\n"
+      "sys.exit('trained')"
+    )
+    found = same_as._run(tmp_path, commands, is_new=False)
+    assert found == {'error': 'trained'}
+  program.write_text("import sys; sys.exit('error: unknown flag --x')")
+  found = same_as._run(tmp_path, commands, is_new=False)
+  assert found == {'error': 'error: unknown flag --x'}
+
+
 @pytest.mark.slow
 def test_a_tree_is_the_same_as_itself():
   case = 'supervised labels_at_clients gn'

@@ -207,7 +207,17 @@ def _rename(text: str) -> str:
 
 
 def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
-  """Runs a case in a tree; returns digests by name, or an error's last line."""
+  """Runs a case in a tree; returns digests by name, or an error's last line.
+
+  Args:
+    tree: The tree.
+    commands: The flags of one or two runs, with their older names.
+    is_new: Whether the tree knows the newer names only. If not, it may be from
+      before or after the change of a name.
+
+  Returns:
+    Digest by name. 'error': the last line of an error.
+  """
   environment = {
     **os.environ,
     'PYTHONPATH': str(tree),
@@ -239,6 +249,9 @@ def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
         call('programs/train.py', *shlex.split(flags), f'--output_dir={output}')
       found = json.loads(call('-c', _DIGESTS, output).splitlines()[-1])
     except RuntimeError as error:
+      newer = list(map(_rename, commands))
+      if 'unknown flag' in str(error) and newer != commands:
+        return _run(tree, newer, is_new=True)
       return {'error': str(error).replace(output, 'RUN')}
   return {_rename(name): value for name, value in found.items()}
 

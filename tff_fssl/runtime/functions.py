@@ -102,14 +102,17 @@ class Function:
       values = operations.emit_steps(
         steps, dict(zip(self.inputs, feeds, strict=True))
       )
+      given = {feed.ref() for feed in feeds}
       fetches = []
       for slot in self.outputs:
+        value = values[slot]
         if slot.is_sequence:
           # Datasets live on the host, on whatever device the function runs.
           with tf.device('/device:CPU:0'):
-            fetches.append(tf.identity(values[slot]))
-        else:
-          fetches.append(tf.identity(values[slot]))
+            value = tf.identity(value)
+        elif value.ref() in given:  # A feed is no node of the function.
+          value = tf.identity(value)
+        fetches.append(value)
     graph_def = graph.as_graph_def()
     # Nothing else of an imported graph may run.
     graphs.keep_needed(
