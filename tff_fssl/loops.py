@@ -27,7 +27,7 @@ def fold(
   Args:
     body: (index, int32 scalar; carry) -> the next carry, of the same types.
     initial: The first carry: tensors, or a structure of these.
-    end: The index behind the last one, int32.
+    end: One past the last index, int32.
     start: The first index, int32.
     step: The distance of indices, int32, positive.
 

@@ -174,6 +174,12 @@ class TestCb4:
         history.append(float(weight[0, 0]))
     return history
 
+  def test_without_epochs_there_are_none(self):
+    assert list(_make().networks()) == ['residual']
+    algorithm = _make(client_steps=7)
+    assert not algorithm.networks()
+    assert self._epochs(algorithm) == pytest.approx(range(1, 12))
+
   def test_epochs_of_a_client_with_labels(self):
     np.testing.assert_allclose(
       self._epochs(_make()), [1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 3], atol=1e-6

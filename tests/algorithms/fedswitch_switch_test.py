@@ -30,12 +30,13 @@ def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
     'student_divergence': share * of_student,
     'is_measured': share,
   }
+  constants = {name: tf.constant(value) for name, value in uploads.items()}
+  return _reports(constants, num_reports)
+
+
+def _reports(uploads, num_reports=3.0):
   return base.Aggregate(
-    (tf.zeros([2]),),
-    {},
-    {name: tf.constant(value) for name, value in uploads.items()},
-    tf.constant(num_reports),
-    None,
+    (tf.zeros([2]),), {}, uploads, tf.constant(num_reports), None
   )
 
 
@@ -56,9 +57,9 @@ class _Switch:
   """The server's part of FedSwitch, round after round, without clients."""
 
   def __init__(self, **hparams):
-    self._algorithm = fedswitch.FedSwitch(**hparams)
+    self.algorithm = fedswitch.FedSwitch(**hparams)
     weights = Weights((tf.zeros([2]),), (), tf.constant(1.0))
-    self._state = self._algorithm.initial_state(weights)
+    self._state = self.algorithm.initial_state(weights)
     self.round_num = 1
 
   @property
@@ -67,7 +68,7 @@ class _Switch:
 
   def labels(self, of_teacher, of_student, **more):
     """Who labels after a round with these divergences: 'T' or 'S'."""
-    self._state = self._algorithm.update(
+    self._state = self.algorithm.update(
       self._state,
       _aggregated(of_teacher, of_student, **more),
       _IdleServer(self.round_num),
@@ -77,7 +78,7 @@ class _Switch:
 
   def sends(self):
     """Whether the teacher is sent next."""
-    return bool(self._algorithm.broadcasts(self._state)['teacher'].when)
+    return bool(self.algorithm.broadcasts(self._state)['teacher'].when)
 
 
 class TestSwitch:
@@ -138,6 +139,23 @@ class TestSwitch:
     last = switch.memory
     assert float(last.teacher_divergence) == pytest.approx(0.9)
     assert float(last.student_divergence) == pytest.approx(0.5)
+
+  @pytest.mark.parametrize('share', [0.0, 1e-30, 0.1])
+  def test_a_liars_share_of_a_measurement_is_nobody(self, share):
+    switch = _Switch(prior_divergence=0.6)
+    assert switch.labels(0.3, 0.45) == 'S'
+    held = switch.memory
+    lie = {n: tf.constant(_LOG_3 / 3) for n in fedswitch._DIVERGENCES}
+    lie['is_measured'] = tf.constant(share / 3)
+    _, last = switch.algorithm._switch(held, _reports(lie))
+    for name, value in last.items():
+      assert value == getattr(held, name)
+    # Beside two honest clients, it moves the mean by its own value at most.
+    lie = {n: tf.constant((2 * 0.4 + _LOG_3) / 3) for n in lie}
+    lie['is_measured'] = tf.constant((2 + share) / 3)
+    memory = held._replace(teacher_sent=tf.constant(1.0))
+    _, last = switch.algorithm._switch(memory, _reports(lie))
+    assert all(v <= 0.4 + _LOG_3 / 2 + 1e-6 for v in last.values())
 
   def test_i2_clients_count_equally_whatever_their_number_of_batches(self):
     constant = lambda *pair: base.Mean(*map(tf.constant, pair))

@@ -238,6 +238,22 @@ def test_batch_without_a_confident_example_gives_just_l_a():
 
 
 @pytest.mark.parametrize('consistency', ['sacr', 'sam', 'none'])
+def test_fillers_count_in_no_term_of_fl2(consistency):
+  network = adapter.Network(tiny_task.model_fn, seed=1)
+  batch = _batch(
+    per_example={
+      'labels': tf.zeros([8], tf.int32),
+      'confident': tf.ones([8], tf.bool),
+    }
+  )
+  filler = batch.unlabeled._replace(weights=tf.zeros([8]))
+  batch = batch._replace(streams={base.UNLABELED: filler})
+  algorithm = fl2.Fl2(consistency=consistency)
+  metrics = algorithm.step(base.Networks(network, {}), batch).metrics
+  assert metrics and all(m == (0.0, 0.0) for m in metrics.values())
+
+
+@pytest.mark.parametrize('consistency', ['sacr', 'sam', 'none'])
 def test_gradient_norms_are_those_of_the_terms(consistency):
   """w_a g_a and w_cs g_cs, whose sum is the step's gradient."""
 

@@ -92,6 +92,13 @@ def test_a_model_down_and_an_update_with_its_weight_up():
   assert figures['percent_of_model_up'] == pytest.approx(100 * 25 / 24)
 
 
+def test_control_values_of_any_shape(monkeypatch):
+  control = {'mode': np.float32(1), 'thresholds': np.zeros([3], np.float32)}
+  model = _MODEL._replace(control=collections.OrderedDict(control))
+  monkeypatch.setitem(globals(), '_MODEL', model)
+  assert _parts(_figures(), 'down')['scalars'] == 4 + 4 + 12
+
+
 def test_networks_and_places_of_clients():
   figures = _figures(
     {'teacher': (tf.TensorSpec([3]),), 'place': tf.TensorSpec([2])},

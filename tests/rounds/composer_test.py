@@ -10,6 +10,11 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import composer
 
 
+def test_a_client_that_lies_in_a_later_phase_only_is_counted():
+  phases = [collections.OrderedDict(num_rejected_clients=n) for n in (0, 2, 1)]
+  assert composer._largest(phases) == {'num_rejected_clients': 2}
+
+
 def test_one_phase_is_tffs_composition():
   """Our composer and TFF's give one process from one set of parts."""
   weights_type = tff.to_type(Weights((np.float32,), (), np.float32))

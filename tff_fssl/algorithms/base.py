@@ -63,7 +63,8 @@ class Examples(NamedTuple):
   Attributes:
     x: [N, ...] in the stored type. Images are uint8 [N, H, W, channels].
     y: int32 [N]. For unlabelled examples the hidden label, or -1 if it is not
-      known. Hidden labels serve diagnostics only. Training never reads them.
+      known. Only metrics read hidden labels, and ablations that say so
+      (`--fl2.consistency_on=correct`).
   """
 
   x: tf.Tensor
@@ -277,7 +278,7 @@ class Prepared(NamedTuple):
       `Algorithm.sets_weights`.
     learning_rate_factor: float32 scalar. None stands for 1.
     num_epochs: int32 scalar, at most `RoundHparams.client_epochs`, which None
-      stands for.
+      stands for. `RoundHparams.client_steps` overrides it.
     carried: Name -> tensor, which each step may replace, and `finish` gets.
   """
 
@@ -349,8 +350,10 @@ class Aggregate(NamedTuple):
 
   Attributes:
     update: The combined change of the model, weights before training minus
-      weights after it. NaN if no client's weight was positive.
-    networks: Name of an uploaded auxiliary network -> its combined change.
+      weights after it. NaN if no client's weight was positive. () with groups,
+      which use `by_group`.
+    networks: Name of an uploaded auxiliary network -> its combined change. {}
+      with groups.
     uploads: Name of an upload -> its mean, float32 scalar.
     num_reports: float32 scalar, the clients that `uploads` are means over.
     by_group: Computes the combined updates of each of several groups.
@@ -423,9 +426,9 @@ class Algorithm:
       for the declared `uploads`.
   5.  The server combines the uploads and calls `update`.
 
-  Methods run inside TensorFlow graphs. They are pure functions of `self` and
-  their arguments. Only `after_step` and `finish` may assign to networks. A step
-  may train auxiliary ones by `networks.descend`.
+  Methods that take tensors run inside TensorFlow graphs. All are pure functions
+  of `self` and their arguments. Only `after_step` and `finish` may assign to
+  networks. A step may train auxiliary ones by `networks.descend`.
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.

@@ -189,8 +189,9 @@ class CbaFed(base.Algorithm):
   )
   residual_interval: int = hparam(
     5,
-    'Epochs between residual connections at clients with labels, and rounds'
-    " between those at the server; 0: none (value: the authors' code).",
+    'Epochs between residual connections at clients with labels (none with'
+    ' --client_steps, which knows no epochs), and rounds between those at the'
+    " server; 0: none (value: the authors' code).",
     minimum=0,
     maximum=10_000,
   )
@@ -199,7 +200,7 @@ class CbaFed(base.Algorithm):
     "The share of the older weights at clients (value: the authors' code).",
     minimum=0,
     maximum=1,
-    when=lambda cbafed: cbafed.residual_interval,
+    when=lambda own: own.residual_interval and own.client_steps == 0,
   )
   server_residual_share: float = hparam(
     0.5,
@@ -243,9 +244,12 @@ class CbaFed(base.Algorithm):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Declares the older weights of a client (step 3)."""
-    if not self.residual_interval:
-      return {}
-    return {_RESIDUAL: base.AuxiliaryNetwork()}
+    return {_RESIDUAL: base.AuxiliaryNetwork()} if self._connects else {}
+
+  @property
+  def _connects(self) -> bool:
+    """Tells whether clients connect weights with those of older epochs."""
+    return self.residual_interval > 0 and not self.round.client_steps
 
   def initial_state(self, weights: Weights) -> base.ServerState:
     """Starts the older weights as the model."""
@@ -374,7 +378,7 @@ class CbaFed(base.Algorithm):
 
   def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
     """Connects weights with older ones at the end of some epochs (step 3)."""
-    if not self.residual_interval:
+    if not self._connects:
       return
     time, prepared = batch.time, batch.prepared
     steps = tf.maximum(time.num_steps // prepared['num_epochs'], 1)

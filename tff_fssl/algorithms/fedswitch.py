@@ -25,8 +25,8 @@ on strong views and, if they have T, that of T on weak views. With D_T, D_S the
 means over clients, T labels the next round if and only if |D_T - beta| <
 |D_S - beta|. T labels the first round.
 
-The paper contradicts itself. docs/algorithms/fedswitch.md lists all places, by
-these ids. Decided here:
+The paper contradicts itself. docs/algorithms/fedswitch.md and its page of
+details list all places, by these ids. Decided here:
 C1  The closer network labels (eq. 3). Algorithms 1 and 2 have it inverted
     (`--fedswitch.labeler=algorithms`).
 C2  A network is sent only if clients need it (text). Algorithms 1 and 2 always
@@ -462,21 +462,30 @@ class FedSwitch(TsServerEma):
     state = super().update(state, aggregate, server)
     by_teacher = tf.constant(self.labeler != STUDENT)
     if self.switches:
-      by_teacher, divergences = self._switch(state.memory, aggregate.uploads)
+      by_teacher, divergences = self._switch(state.memory, aggregate)
       state = state.remember(**divergences)
     by_teacher, is_sent = self._next_round(by_teacher)
     return state.remember(by_teacher=by_teacher, teacher_sent=is_sent)
 
   def _switch(
-    self, memory: SwitchMemory, uploads: Mapping[str, tf.Tensor]
+    self, memory: SwitchMemory, aggregate: base.Aggregate
   ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Returns whether the teacher labels next, and the last divergences."""
-    num_measured = uploads[_MEASURED]
-    counts = (num_measured, num_measured * memory.teacher_sent)
+    uploads = aggregate.uploads
+    # Means over all reports. A client that lies may report a tiny share of
+    # one: less than one client is nobody, and never a divisor.
+    one = 1.0 / tf.maximum(aggregate.num_reports, 1.0)
+    share = uploads[_MEASURED]
+    is_measured = share > 0.5 * one
     last = {}
-    for name, count in zip(_DIVERGENCES, counts, strict=True):
-      old = getattr(memory, name)
-      last[name] = tf.where(count > 0.0, uploads[name] / count, old)
+    for name, is_sent in zip(
+      _DIVERGENCES, (True, memory.teacher_sent > 0.5), strict=True
+    ):
+      last[name] = tf.where(
+        is_measured & is_sent,
+        uploads[name] / tf.maximum(share, one),
+        getattr(memory, name),
+      )
     student, teacher = (
       tf.abs(last[name] - self.prior_divergence) for name in _DIVERGENCES
     )
@@ -485,4 +494,4 @@ class FedSwitch(TsServerEma):
       by_teacher = tf.logical_not(by_teacher)
     # Without any divergence, the next round is like this one.
     same = memory.by_teacher > 0.5
-    return tf.where(num_measured > 0.0, by_teacher, same), last
+    return tf.where(is_measured, by_teacher, same), last

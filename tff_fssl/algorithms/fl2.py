@@ -57,12 +57,6 @@ PER_ROUND, PER_STEP = 'per_round', 'per_step'
 _ASAM_ETA = 0.01
 
 
-def _curve(
-  panel: str, label: str = '', dashes: str = metrics_lib.SOLID
-) -> metrics_lib.Curve:
-  return metrics_lib.Curve(panel, label, dashes)
-
-
 _METRICS = (
   metrics_lib.client_metric(
     'loss_consistency',
@@ -71,7 +65,7 @@ _METRICS = (
     ' below the fixed threshold count as 0.',
     metrics_lib.NATS,
     metrics_lib.LOWER,
-    curve=_curve(
+    curve=metrics_lib.Curve(
       metrics_lib.LOSS_AT_CLIENTS, 'consistency', metrics_lib.DOTTED
     ),
   ),
@@ -81,7 +75,9 @@ _METRICS = (
     ' examples that it is taken over.',
     metrics_lib.NATS,
     metrics_lib.LOWER,
-    curve=_curve(metrics_lib.LOSS_AT_CLIENTS, 'at W + eps', metrics_lib.DOTTED),
+    curve=metrics_lib.Curve(
+      metrics_lib.LOSS_AT_CLIENTS, 'at W + eps', metrics_lib.DOTTED
+    ),
   ),
   metrics_lib.client_metric(
     'gradient_norm_{pseudo_label,consistency,perturbed}',
@@ -94,7 +90,9 @@ _METRICS = (
     'Share of pseudo-labels that are kept and reach'
     ' `--fl2.confidence_threshold`.',
     metrics_lib.SHARE,
-    curve=_curve(metrics_lib.PSEUDO_LABELS, 'confident', metrics_lib.DASHED),
+    curve=metrics_lib.Curve(
+      metrics_lib.PSEUDO_LABELS, 'confident', metrics_lib.DASHED
+    ),
     compared='confident rate',
   ),
   metrics_lib.client_metric(
@@ -102,7 +100,7 @@ _METRICS = (
     'Accuracy of these pseudo-labels.',
     metrics_lib.SHARE,
     metrics_lib.HIGHER,
-    curve=_curve(
+    curve=metrics_lib.Curve(
       metrics_lib.PSEUDO_LABEL_ACCURACY, 'confident', metrics_lib.DASHED
     ),
     compared='confident accuracy',
@@ -121,25 +119,25 @@ _METRICS = (
   metrics_lib.client_range(
     'learning_status',
     "tau, (FL)^2, eq. 7: a client's mean confidence in its pseudo-labels.",
-    curve=_curve('Learning status'),
+    curve=metrics_lib.Curve('Learning status'),
   ),
   metrics_lib.client_range(
     'lowest_class_threshold',
     "A client's lowest threshold of a class, tau(c), eq. 9. The highest is tau."
     ' With `--fl2.adaptive_threshold=false` all are'
     ' `--fl2.confidence_threshold`.',
-    curve=_curve("Lowest of a client's class thresholds"),
+    curve=metrics_lib.Curve("Lowest of a client's class thresholds"),
   ),
   metrics_lib.client_range(
     'mean_class_threshold',
     "A client's mean threshold over classes.",
-    curve=_curve("Mean of a client's class thresholds"),
+    curve=metrics_lib.Curve("Mean of a client's class thresholds"),
   ),
   metrics_lib.client_range(
     'class_threshold_...',
     'With `--fl2.diagnostics`: the threshold of the class with the number'
     ' `...`.',
-    curve=_curve('Class thresholds'),
+    curve=metrics_lib.Curve('Class thresholds'),
   ),
 )
 
@@ -324,7 +322,7 @@ class Fl2(base.Algorithm):
       if self.consistency == SAM:
         terms['perturbed'] = loss_cs, tf.reduce_sum(mask), gradients_cs
       else:
-        terms['consistency'] = loss_cs, tf.size(labels), gradients_cs
+        terms['consistency'] = loss_cs, examples.size, gradients_cs
     for name, (loss, size, weighted) in terms.items():
       metrics[f'loss_{name}'] = base.Mean.weighted(loss, size)
       if self.diagnostics:

@@ -56,7 +56,8 @@ def draws_episodes(streams: Mapping[str, base.Stream]) -> bool:
 _MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
 
 # The draws for a stream's part of a batch. _INDEX, _GROUP -> int32 [B]. _SIZE
-# -> int32 [1], B. Name of a random view -> float32 [B, K].
+# -> int32 [1], B. Name of a random view -> float32 [B, K], or its seed, int32
+# [2], if it is no `augment.RandomView`.
 _Drawn: TypeAlias = 'dict[str, tf.Tensor]'
 _Kept: TypeAlias = 'dict[str, dict[str, tf.TensorArray]]'
 _INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.

@@ -254,7 +254,8 @@ class LocalTraining:
       def descend(
         name: str, gradients: Sequence[tf.Tensor], factor: tf.Tensor
       ) -> None:
-        self._descend(name, gradients, learning_rate * factor, [])
+        rate = learning_rate * factor
+        self._descend(name, gradients, rate, [], where='Networks.descend')
 
       networks = dataclasses.replace(self._networks, descend=descend)
       # Networks that draw no random numbers get no seed, so that none is
@@ -267,9 +268,9 @@ class LocalTraining:
         return step(networks, batch)
 
     compiled: _CompiledStep = tf.function(
-      # None leaves the choice to TensorFlow. False would forbid XLA.
       run,
       autograph=False,
+      # None leaves the choice to TensorFlow. False would forbid XLA.
       jit_compile=self._config.jit_compile or None,
     )
     return compiled
@@ -538,7 +539,9 @@ class LocalTraining:
         gradients = self._add_proximal_term(gradients, weights)
         self._config.optimizer.apply(model, self._slots, gradients, rate)
       for name, of_network in result.auxiliary.items():
-        self._descend(name, of_network, rate, penalties)
+        self._descend(
+          name, of_network, rate, penalties, where='StepResult.auxiliary'
+        )
       if penalties:
         total, count = metrics[REGULARIZATION]
         metrics[REGULARIZATION] = base.Mean(
@@ -569,14 +572,12 @@ class LocalTraining:
     gradients: Sequence[tf.Tensor],
     learning_rate: tf.Tensor,
     penalties: list[tf.Tensor],
+    *,
+    where: str,
   ) -> None:
-    """Applies gradients of an auxiliary network."""
-    names_lib.check(
-      name,
-      self._auxiliary_slots,
-      'StepResult.auxiliary',
-      'trained auxiliary networks',
-    )
+    """Applies gradients of an auxiliary network, which the algorithm named."""
+    trained = 'trained auxiliary networks'
+    names_lib.check(name, self._auxiliary_slots, where, trained)
     network = self._networks[name]
     self._config.optimizer.apply(
       network,

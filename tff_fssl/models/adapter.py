@@ -414,7 +414,9 @@ class Network:
       self.trainable_variables, saved, perturbation
     ):
       variable.assign(value + change)
-    yield
-    # Subtracting would not restore the weights to the bit.
-    for variable, value in zip(self.trainable_variables, saved):
-      variable.assign(value)
+    try:
+      yield
+    finally:
+      # Subtracting would not restore the weights to the bit.
+      for variable, value in zip(self.trainable_variables, saved):
+        variable.assign(value)

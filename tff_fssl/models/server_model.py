@@ -24,7 +24,7 @@ class ServerModel(NamedTuple):
     statistics_count: See `Weights`.
     sets: Name -> a further set of tensors: `Weights` of a network (a teacher),
       or another structure (prototypes).
-    control: Name -> float32 scalar, sent to the clients (a mode).
+    control: Name -> a tensor that clients get in every round (a mode).
   """
 
   trainable: tuple[tf.Tensor, ...]

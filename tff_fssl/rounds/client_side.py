@@ -15,6 +15,7 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import client_work
+from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
@@ -146,7 +147,7 @@ class ClientSide:
     model_type: tff.Type,
     message_type: tff.Type,
     server: server_lib.ServerSide,
-  ) -> tuple[list[statistics_phase.Phase], int]:
+  ) -> tuple[list[composer.LastPhase], int]:
     """Builds the phases that gather statistics.
 
     Args:

@@ -53,7 +53,7 @@ class ClientPart:
     make_training: Makes the local training. It is called where variables may be
       made.
     learning_rate_fn: Round number -> learning rate.
-    num_classes: The width of the model's output. See `client_data.read_client`.
+    num_classes: The number of classes. See `client_data.read_client`.
     accepts: `augment.Views.accepts`.
     weigh_by_examples: Whether weights are numbers of examples, if the algorithm
       sets none. They count processed examples, or, with `draws_episodes`, all
@@ -260,7 +260,8 @@ def build_client_work(
   is NaN, so that the aggregator counts it. A client whose data cannot be used
   is rejected.
 
-  Clients are not trusted: `screen.build_screen` checks their uploads.
+  Clients are not trusted: `screen.build_screen` checks their uploads. If no
+  metrics are released, the aggregator's own check stands alone.
 
   Args:
     message_type: The type M of an `exchange.Message`.

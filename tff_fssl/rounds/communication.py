@@ -81,7 +81,7 @@ def build_communication(
       # Such a table is on the clients' own disks in a deployment.
       if not exchange.is_clients_own:
         down['exchange'] = _received_bytes(exchange, model)
-    down['scalars'] = round_num + len(model.control) * tf.float32.size
+    down['scalars'] = round_num + num_bytes(model_type.control)
     return _figures(
       collections.OrderedDict(down=down, up=up), num_clients, dense
     )

@@ -242,6 +242,14 @@ def _is_not(counts: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.logical_not(counts), tf.int32)
 
 
+@tff.tensorflow.computation
+def _largest(measurements: Sequence[Any]) -> Any:
+  """Returns the largest of each of the phases' measurements."""
+  return tf.nest.map_structure(
+    lambda *values: tf.reduce_max(tf.stack(values)), *measurements
+  )
+
+
 class _Round(NamedTuple):
   """The components of a round: arguments of `compose_fssl_process`."""
 
@@ -321,8 +329,11 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
         collections.OrderedDict(too_few_clients=too_few)
       )
     if of_phases:
-      # Phases differ only in the weights: the first one's count is enough.
       metrics['last_phase'] = of_phases[0]
+      if len(of_phases) > 1:
+        # A client may lie in some of them only.
+        together = tff.federated_zip(of_phases)
+        metrics['last_phase'] = tff.federated_map(_largest, together)
     if of_exchange is not None:
       metrics['exchange'] = of_exchange
     if parts.communication is not None:

@@ -82,7 +82,8 @@ def build_process(
   2.  Clients train (from round 1 on) and upload updates and weights.
   3.  The aggregator combines them. The server optimizer applies the result.
   4.  With labels at the server, the server trains on them.
-  5.  With static batch norm, a second client phase gathers statistics.
+  5.  With static batch norm, further client phases gather statistics: one for
+      the model, and one for each set of weights that has its own.
 
   An algorithm may add to each of these. With groups of clients, their elements
   may need a `slot`, too: see `groups`.
@@ -379,7 +380,8 @@ class _Assembly:
         report_bytes=report_bytes,
       ),
     )
-    self._describe(process, part)
+    later = phases if self._clients.has_second_phase else ()
+    self._describe(process, part, len(later))
     return process
 
   def _collect_rows(self) -> tuple[Any, tff.Type | None]:
@@ -389,7 +391,10 @@ class _Assembly:
     return collecting.build_collect(exchange_lib.row_type(self._exchange))
 
   def _describe(
-    self, process: composer.FsslProcess, part: client_work.ClientPart
+    self,
+    process: composer.FsslProcess,
+    part: client_work.ClientPart,
+    num_later_phases: int,
   ) -> None:
     """Sets the attributes that describe the process."""
     process.num_classes = self._networks.num_classes
@@ -399,7 +404,7 @@ class _Assembly:
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._states.prediction
     process.min_clients = self._hparams.min_clients
-    process.num_phases = 1 + self._clients.has_second_phase
+    process.num_phases = 1 + num_later_phases
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )

@@ -229,7 +229,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
         set whose elements are of type D.
       make_client: (round_num, client_id, slot) -> a client's data, a data set.
         It is called when the client's turn comes, perhaps in another thread,
-        perhaps twice a round. The slot is the client's position in the order in
+        once for each phase. The slot is the client's position in the order in
         which the round's clients are drawn.
       seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
@@ -247,7 +247,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
         `participation` names is wrong.
     """
     if not 1 <= clients_per_round <= num_clients and trains_clients:
-      raise ValueError(
+      raise UsageError(
         f'clients_per_round={clients_per_round}: must be from 1 to'
         f' num_clients={num_clients}'
       )
@@ -370,7 +370,7 @@ def build_data_source(
     load_client: (round_num, client_id) -> (labelled, unlabelled) examples of
       the client in that round. Each is None or a pair (x, y) as
       `clients.make_example` takes them. It is called when the client's turn
-      comes, perhaps in another thread, perhaps twice a round. It must depend on
+      comes, perhaps in another thread, once for each phase. It must depend on
       nothing else, so that a resumed run has the same results.
     seed: Seed of the cohorts, and of clients' draws in a round.
     on_failure: Called for excluded clients. See `OnFailure`.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 
 from tff_fssl.algorithms import base
+from tff_fssl.client import seeds
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf, tff
@@ -158,7 +159,7 @@ class ServerSide:
       server_step.Sets,
     ]:
       labeled = self._read_data()
-      seed = training.fold_in(tf.stack([self.seed, round_num]), _SERVER)
+      seed = seeds.fold_in(tf.stack([self.seed, round_num]), _SERVER)
       result = local.run(
         weights,
         labeled,
@@ -166,7 +167,7 @@ class ServerSide:
         base.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(round_num),
         # The first training has the same seed, however many follow.
-        seed=training.fold_in(seed, copy) if copy else seed,
+        seed=seeds.fold_in(seed, copy) if copy else seed,
         round_num=round_num,
         momentum=momentum,
         received=sets,

@@ -110,9 +110,8 @@ class States:
       if name not in self._control
     }
     for name in sent:
-      names.check(
-        name, model.sets, 'broadcasts', "fields of the server's memory"
-      )
+      known = [field for field in model.sets if field != _AVERAGE]
+      names.check(name, known, 'broadcasts', "fields of the server's memory")
     return sent
 
   def is_sent(self, name: str, model: ServerModel) -> tf.Tensor:

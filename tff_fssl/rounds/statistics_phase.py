@@ -21,6 +21,7 @@ from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import communication
+from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 
@@ -182,11 +183,6 @@ class Gathering:
 _IsNeeded: TypeAlias = 'Callable[[server_model.ServerModel], tf.Tensor] | None'
 
 
-# (model before the round, message for training, model, data) -> (model,
-# measurements): a client phase, in a federated computation.
-Phase: TypeAlias = 'Callable[[tff.Value, tff.Value, tff.Value, tff.Value], Any]'
-
-
 def build_statistics_phase(
   model_type: tff.Type,
   element_spec: Any,
@@ -194,7 +190,7 @@ def build_statistics_phase(
   set_name: str = '',
   is_needed: _IsNeeded = None,
   message_type: tff.Type | None = None,
-) -> tuple[Phase, int]:
+) -> tuple[composer.LastPhase, int]:
   """Builds the phase that gathers statistics of a model M or one of its sets.
 
   The result is M with new statistics. All examples of the cohort, labelled or

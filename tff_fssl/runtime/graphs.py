@@ -197,7 +197,7 @@ def keep_needed(
   needed = find_ancestors(graph_def, fetches) - set(map(_node_name, feeds))
   kept = [node for node in graph_def.node if node.name in needed]
   for node in kept:
-    # An operation may want to be where another one is, but needs not.
+    # An operation may want to be where another one is, but need not be.
     places = node.attr['_class'].list.s if '_class' in node.attr else ()
     if any(p.decode().removeprefix(_PLACE) not in needed for p in places):
       del node.attr['_class']

@@ -85,9 +85,8 @@ class InProcessContext(tff.framework.SyncContext):
   thread: they may use NumPy and TensorFlow, but must not invoke a TFF
   computation, and must allow several threads at a time.
 
-  Sums of integers wrap around at the end of their type, without a word, as in
-  TFF's own worker. What clients send must be bounded before it is summed, or be
-  int64 or float.
+  Sums of integers overflow silently, as in TFF's own worker. What clients send
+  must be bounded before it is summed, or be int64 or float.
 
   Attributes:
     client_devices: The devices that clients are spread over.

@@ -128,7 +128,7 @@ class _Lowering:
 
   Attributes:
     readers: See `Lowered`.
-    num_reads: Number of reads of sequences that are not in the argument.
+    num_reads: Slot -> the number of its reads from the start, and as a result.
   """
 
   def __init__(self, parameter: operations.Tree, merges: bool, exports: bool):
@@ -138,7 +138,7 @@ class _Lowering:
     }
     self.num_reads: collections.Counter = collections.Counter()
     self._counts: collections.Counter = collections.Counter()
-    # Keyed by the identity of a block, which the computation keeps alive.
+    # By the serialized computation: equal graphs are loaded once.
     self._graphs: dict[bytes, graphs.Graph] = {}
 
   def evaluate(self, block: Any, environment: dict[str, Any], place: _Place):
@@ -275,7 +275,7 @@ class _Lowering:
     uri = block.uri
     if uri in _SECURE_URIS:
       raise NotImplementedError(
-        f'{uri}: the in-process runtime has no secure aggregation. For'
+        f'{uri}: this runtime has no secure aggregation. For'
         ' simulation only, `simulate_secure_aggregation=True` replaces it by'
         ' a plain one, which protects nothing.'
       )

@@ -49,8 +49,8 @@ class Phase:
     updated: Accumulator slot -> the slot of its next value.
     final: The server's slot -> the accumulator slot of its value.
     kept: The clients' slots that later phases or the result need.
-    merge: The merge of two groups' accumulators, or None if the program was
-      compiled for one group.
+    merge: The merge of two groups' accumulators. None if some aggregate has
+      none, since the program was compiled for one group.
   """
 
   work: functions.Function
@@ -237,7 +237,6 @@ def _build_phase(
     final.update(zip(aggregate.outputs, aggregate.accumulator, strict=True))
   accumulate = functions.Function(updates, list(updated.values()))
   wanted = [*accumulate.inputs, *updated.values()]
-  # What clients compute, others compute again only if they must.
   admit = functions.Function([s for s in steps if s not in local], wanted)
   work = functions.Function(
     [s for s in steps if s in local], [*kept, *admit.inputs, *wanted]

@@ -372,6 +372,21 @@ def test_signals_in_the_start_leave_no_folder(
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
+def test_pre_training_that_is_not_finite(tmp_path, capsys):
+  code = _train(
+    tmp_path / 'run',
+    *_SMALL,
+    '--scenario=labels_at_server',
+    '--num_pretraining_rounds=3',
+    '--server_learning_rate=1e38',
+    '--max_bad_rounds=2',
+  )
+  message = capsys.readouterr().err
+  assert code == main.NOT_FINITE
+  assert 'pre-training was not finite in 2 rounds in a row' in message
+  assert '--server_learning_rate' in message and 'robust' not in message
+
+
 def test_rounds_without_a_finite_update(tmp_path, capsys):
   folder = tmp_path / 'run'
   code = _train(

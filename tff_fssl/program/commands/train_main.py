@@ -183,8 +183,7 @@ def _train(
   )
   with contextlib.ExitStack() as exits:
     exits.enter_context(runtime.installed(context))
-    # The in-process context has nothing to close, workers have.
-    exits.callback(getattr(context, 'close', lambda: None))
+    exits.callback(context.close)
     loaded = source and experiment_lib.load_weights(config, source)
     task = experiment_lib.build_task(
       config, run_folder.read_frozen(config, tree, loaded)

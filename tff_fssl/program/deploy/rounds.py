@@ -34,12 +34,12 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-  """A reply, which nothing is known of but to which message it came.
+  """A reply. Only the message that it answers is known.
 
   Attributes:
     client_id: The client that was asked.
     about: What it says that it is about.
-    values: The values, or None if they have not the form of values.
+    values: The values, or None if they are malformed.
     error: Why there is no reply, or ''.
   """
 
@@ -86,8 +86,8 @@ class Rounds:
   def run(self, state: deployment_lib.State, round_num: int) -> Outcome:
     """Runs a round.
 
-    A client whose message is not answered in time does not take part from then
-    on. One whose reply cannot be one is rejected, and counted so. The process
+    A client that does not answer in time takes no further part in the round. A
+    client with a malformed reply is rejected, and counted as such. The process
     itself discards a round with too few usable clients.
 
     Args:

@@ -405,7 +405,7 @@ def _evaluate_clients(
       ' --runtime=in_process'
     ) from error
   finally:
-    getattr(context, 'close', lambda: None)()
+    context.close()
   num_clients = loaded.task.partition.num_clients
   rows = client_evaluation.describe(figures, num_clients)
   return Evaluation({'model': loaded.name, **rows}, figures)

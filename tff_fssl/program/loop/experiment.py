@@ -56,7 +56,7 @@ def prediction_of(config: config_lib.Config) -> server_model.Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """The data and the model of a configuration, without an algorithm.
+  """The data and the network of a configuration, before there is a process.
 
   Attributes:
     config: The configuration.
@@ -353,7 +353,7 @@ def complete_model(
 def build_task(
   config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
 ) -> Task:
-  """Loads and splits the data, and builds all that needs no algorithm.
+  """Loads and splits the data, and builds all that needs no process.
 
   Args:
     config: The configuration.
@@ -447,6 +447,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     UsageError: If algorithm, model and data do not fit together.
   """
   config, data, partition = task.config, task.data, task.partition
+  _check_streaming(config.streaming.steps, partition)
   server_data_fn = None
   if config.round.scenario == data_names.LABELS_AT_SERVER:
     held = partition.server_labeled
@@ -472,7 +473,6 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     seed=config.run.seed,
     aggregator=_build_aggregator(config),
   )
-  _check_streaming(config.streaming.steps, partition)
   load = run_data.Loader(
     run_data.Held(config, data, partition), run_data.training_examples
   )
@@ -550,7 +550,7 @@ def bound_clients(
 
 def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
   """Refuses parts that no client could fill (`UsageError`)."""
-  most = max(map(len, partition.client_unlabeled))
+  most = max(map(len, partition.client_unlabeled), default=0)
   if steps > max(most, 1):
     raise hparams.UsageError(
       f'--streaming_steps={steps}: no client has more than {most} unlabelled'

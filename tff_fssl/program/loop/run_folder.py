@@ -172,7 +172,7 @@ def export_models(
   except checkpoint.CheckpointError as error:
     view.say(
       f'{tree.model_best} is not written: the checkpoint of round {best}, which'
-      f' has the best validation accuracy, is missing ({path}: {error}).'
+      f' has the best validation accuracy, cannot be used ({path}: {error}).'
     )
     return
   model = experiment.complete_model(

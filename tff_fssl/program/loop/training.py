@@ -56,7 +56,7 @@ class Outputs:
     train: Receives a row per round.
     evaluation: Receives a row per evaluation.
     timing: Receives a row per round. These rows differ between equal runs.
-    also: Receives all three (TensorBoard), if given.
+    also: Receives all three (TensorBoard, trackers), if given.
     non_finite: Receives the lines of `Hooks.explain_non_finite`, if given.
     rows: Keeps the rows of `FsslProcess.outside`.
   """
@@ -142,7 +142,7 @@ async def train(
     initial_model: The model (the state's `global_model_weights`) that a run
       without a saved state starts from, instead of that of `initialize`. It is
       evaluated and saved as the round before the first.
-    hooks: Called at the begin, around and after each round, and at the end.
+    hooks: Called at the beginning, around and after each round, and at the end.
 
   Returns:
     The end of training: after the last round, or stopped by request and saved.
@@ -405,6 +405,12 @@ class _Run:
 def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
   if num_bad < settings.max_bad_rounds:
     return
+  if done < 1:
+    raise TrainingStoppedError(
+      f'pre-training was not finite in {num_bad} rounds in a row, up to round'
+      f' {done} (--max_bad_rounds={settings.max_bad_rounds}). A lower'
+      ' --server_learning_rate or --max_gradient_norm may help'
+    )
   raise TrainingStoppedError(
     f'no update could be used in {num_bad} rounds in a row, up to round {done}:'
     ' every update was rejected or not finite'
