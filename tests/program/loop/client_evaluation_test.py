@@ -241,16 +241,18 @@ _NO_LOCAL_MODELS = (
   # Clients have no last layer; they do not train.
   ('fedcon', 'labels_at_server'),
   ('supervised', 'labels_at_server'),
-  # There is no such setting.
-  ('fedcon', 'labels_at_clients'),
-  ('protofssl', 'labels_at_server'),
-  ('semifl', 'labels_at_clients'),
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('scenario', ['labels_at_server', 'labels_at_clients'])
-@pytest.mark.parametrize('name', sorted(registry.REGISTRY))
+@pytest.mark.parametrize(
+  'name, scenario',
+  [
+    (name, scenario)
+    for name, entry in registry.REGISTRY.items()
+    for scenario in entry.scenarios
+  ],
+)
 def test_local_models_of_every_algorithm(name, scenario, tmp_path):
   flags = _AT_CLIENTS if scenario == 'labels_at_clients' else ()
   found = _check_local_models(tmp_path, f'--algorithm={name}', *flags)
@@ -277,11 +279,8 @@ def test_local_models_need_no_other_state_than_the_runs(flags, tmp_path):
 
 def _check_local_models(folder, *flags):
   """Whether there are figures; if not, it must be refused by `UsageError`."""
-  given = [*_FLAGS, '--clients_per_round=3', '--client_epochs=1', *flags]
-  try:
-    task = experiment.build_task(config_lib.parse_config(given))
-  except UsageError:  # Not in this scenario.
-    return False
+  given = [*_FLAGS, '--clients_per_round=3', '--client_steps=6', *flags]
+  task = experiment.build_task(config_lib.parse_config(given))
   try:
     found = client_evaluation.evaluate_local_models(
       task,
