@@ -747,7 +747,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
       break
   rest = program.stdout.read()
   assert program.wait() == 130
-  assert 'Stopped at once. To continue after round 0' in rest
+  assert 'Stopped at once. To continue after pre-training 2/2' in rest
 
 
 @pytest.mark.slow
