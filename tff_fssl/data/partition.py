@@ -373,10 +373,11 @@ def plot(
   # pylint: disable-next=import-outside-toplevel
   from matplotlib.backends import backend_agg
 
-  canvas = make_figure(partition, class_names)
-  backend_agg.FigureCanvasAgg(canvas)
+  figure = make_figure(partition, class_names)
+  figure.set_dpi(110)
   content = io.BytesIO()
-  canvas.savefig(content, dpi=110, format='png')
+  # `savefig` would draw twice.
+  backend_agg.FigureCanvasAgg(figure).print_png(content)
   durable.write_file(os.fspath(path), [content.getvalue()])
 
 
