@@ -257,3 +257,19 @@ def test_clients_that_are_sure_of_everything(name):
   assert metrics['finalizer']['update_skipped'] == 0
   assert metrics['finalizer']['update_norm'] < 1
   assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+
+
+def test_a_discarded_round_spends_what_it_has_released():
+  process = _build('fixmatch', 'dp', min_clients=3)
+  state = _next(process, process.initialize(), []).state
+  spent, models = [], []
+  for size in (3, 2, 2):
+    output = _next(process, state, tiny_task.cohort(_SERVER, size))
+    state = output.state
+    spent.append(float(state.aggregator['num_releases']))
+    models.append(state.global_model_weights.trainable)
+    # A noised sum is released in any case.
+    assert output.metrics['aggregator']['epsilon'] > 0
+  assert spent == sorted(set(spent))
+  for first, later in zip(*models[:2], strict=True):
+    np.testing.assert_array_equal(first, later)

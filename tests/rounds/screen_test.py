@@ -10,6 +10,7 @@ from tff_fssl import lazy
 from tff_fssl.aggregators import guarded
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
+from tff_fssl.algorithms import protofssl
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen
 
@@ -56,6 +57,22 @@ def test_most_examples_are_those_of_the_longest_stream(streams, most):
   )
   one_step = screen.build_bounds(algorithm, None, 3)
   assert one_step.num_counted >= 20 > one_step.num_examples
+
+
+@pytest.mark.parametrize('steps', [0, 1, 2])
+def test_an_episode_may_have_all_labelled_examples(steps):
+  algorithm = protofssl.ProtoFssl(
+    round=round_hparams.RoundHparams(
+      scenario='labels_at_clients',
+      client_steps=steps,
+      client_batch_size=30,
+      client_labeled_batch_size=1,
+      max_client_examples=500,
+    )
+  )
+  bounds = screen.build_bounds(algorithm, None, 10)
+  assert bounds.num_examples >= max(steps, 1) * (30 + 500)
+  assert bounds.num_counted >= bounds.num_examples
 
 
 @pytest.mark.parametrize('weighs', [False, True])

@@ -149,14 +149,16 @@ class MixMatch(base.Algorithm):
     """Computes L_x + lambda_u L_u (MixMatch, algorithm 1)."""
     examples = batch.unlabeled
     probs = [
-      tf.nn.softmax(networks.model.logits(view, training=True))
-      for view in examples.views.values()
+      tf.nn.softmax(examples.logits(networks.model, view))
+      for view in examples.views
     ]
     # All views of an example share the guess.
     guess = sharpening.guess(probs, self.temperature)
     rows = self._mixed_rows(batch, guess)
     # One pass, so that batch norm sees all mixed examples together.
-    logits = networks.model.logits(rows.images, training=True)
+    logits = networks.model.logits(
+      rows.images, training=True, weights=rows.weights
+    )
     error = rows.mean(
       losses.squared_error, logits, slice(rows.num_labeled, None)
     )

@@ -93,6 +93,7 @@ def compose_fssl_process(
   collect_rows: Callable[[tff.Value], tff.Value] | None = None,
   counts: tff.Computation | None = None,
   reports_too_few: bool = False,
+  keeps_aggregator: bool = False,
   communication: tff.Computation | None = None,
 ) -> FsslProcess:
   """Composes a `LearningProcess`.
@@ -121,6 +122,8 @@ def compose_fssl_process(
       client work's metrics. A round that does not count is discarded: it
       changes only counters.
     reports_too_few: Whether the metrics tell which rounds were discarded.
+    keeps_aggregator: Whether the aggregator's state is kept even so, since it
+      accounts for what a discarded round has released (differential privacy).
     communication: `<M, M, number of clients> -> figures`, a part of the
       metrics. The models are those before and after the finalizer.
 
@@ -142,6 +145,7 @@ def compose_fssl_process(
       collect_rows,
       counts,
       reports_too_few,
+      keeps_aggregator,
       communication,
     ),
     init_fn.type_signature.result,
@@ -205,12 +209,14 @@ def build_counts(
   return counts
 
 
-def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
+def _build_keep_unless(
+  state_type: tff.Type, *, keeps_aggregator: bool
+) -> tff.Computation:
   """Builds `<S, S, bool> -> S`, which discards a round that does not count.
 
-  It takes the states before and after the round, and restores the old model and
-  the states of aggregator and finalizer. It does not restore the exchange's
-  table, since such a round adds no rows to it.
+  It takes the states before and after the round. It restores the old model, the
+  state of the finalizer and, unless it `keeps_aggregator`, of the aggregator.
+  It does not restore the exchange's table, to which such a round adds no rows.
   """
 
   @tff.tensorflow.computation(state_type, state_type, tf.bool)
@@ -229,7 +235,9 @@ def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
       global_model_weights=kept(
         old.global_model_weights, new.global_model_weights
       ),
-      aggregator=kept(old.aggregator, new.aggregator),
+      aggregator=new.aggregator
+      if keeps_aggregator
+      else kept(old.aggregator, new.aggregator),
       finalizer=finalizer_state,
     )
 
@@ -263,6 +271,7 @@ class _Round(NamedTuple):
   collect_rows: Callable[[tff.Value], tff.Value] | None
   counts: tff.Computation | None
   reports_too_few: bool
+  keeps_aggregator: bool
   communication: tff.Computation | None
 
 
@@ -288,7 +297,11 @@ class _Results(NamedTuple):
 def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
   """Builds `<S@SERVER, D*@CLIENTS> -> <state=S, metrics>@SERVER`."""
   data_type = parts.client_work.next.type_signature.parameter[2]
-  keep_unless = _build_keep_unless(state_type.member) if parts.counts else None
+  keep_unless = None
+  if parts.counts:
+    keep_unless = _build_keep_unless(
+      state_type.member, keeps_aggregator=parts.keeps_aggregator
+    )
 
   @tff.federated_computation(state_type, data_type)
   def next_fn(

@@ -373,6 +373,9 @@ class _Assembly:
       collect_rows=collect_rows,
       counts=counts,
       reports_too_few=bool(min_clients),
+      keeps_aggregator=isinstance(
+        self._model_aggregator, privacy.PrivateMeanFactory
+      ),
       communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,

@@ -57,14 +57,21 @@ def build_bounds(
   hparams, streams = algorithm.round, algorithm.streams()
   used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
   sizes = hparams.client_batch_sizes(used[0])
+  has_episodes = batches.draws_episodes(streams)
+  if has_episodes:
+    # An episode may have all labelled examples of a client.
+    sizes = (sizes[0], hparams.most_client_examples)
   batch_sizes = [size for size, is_used in zip(sizes, used) if is_used]
   # The other streams repeat until the longest stream of batches ends.
   steps = hparams.client_epochs * max(
     math.ceil(hparams.most_client_examples / b) for b in batch_sizes
   )
   most = float((hparams.client_steps or steps) * sum(batch_sizes))
+  # Before the first step, an algorithm may count all examples of a client, of
+  # which the steps see a part.
+  counted = max(most, float(hparams.most_client_examples * len(batch_sizes)))
   if not algorithm.sets_weights and hparams.client_weighting == 'examples':
-    allowed = guarded.AllowedWeights(most)
+    allowed = guarded.AllowedWeights(counted if has_episodes else most)
   else:
     allowed = guarded.AllowedWeights(
       1.0, all_or_nothing=not algorithm.sets_weights
@@ -74,9 +81,6 @@ def build_bounds(
     for name, upload in algorithm.uploads().items()
   }
   networks = [n for n, net in algorithm.networks().items() if net.uploaded]
-  # Before the first step, an algorithm may count all examples of a client, of
-  # which the steps see a part.
-  counted = max(most, float(hparams.most_client_examples * len(batch_sizes)))
   return Bounds(
     weights=allowed,
     num_examples=most,

@@ -1,5 +1,7 @@
 """Rounds of a federation: equal to those in process, whatever clients send."""
 
+import dataclasses
+
 import contexts
 import fake_clients
 import numpy as np
@@ -254,6 +256,29 @@ def test_a_client_in_trouble_changes_nothing(task, victim, trouble):
   else:
     assert not outcome.lines
     assert all(np.isfinite(v).all() for v in outcome.state.values())
+
+
+def test_under_dp_neither_counts_nor_seeds_tell_of_clients(task, victim):
+  values = {**task.rounds.deployment.values, 'aggregator': 'dp'}
+  noised = dataclasses.replace(
+    task.rounds,
+    deployment=dataclasses.replace(task.rounds.deployment, values=values),
+  )
+  seeds_sent, _, make = [], None, _TROUBLES['failed'][1]
+
+  def change(ask, reply):
+    seeds_sent.append(tuple(ask.about['seed']))
+    return make(reply) if ask.client_id == victim else [reply]
+
+  task.clients.change = change
+  outcome = noised.run(task.program.initial(), 1)
+  # A client that cannot read its data is none that is missing.
+  assert outcome.metrics[_TOOK_PART] == _PER_ROUND
+  assert outcome.metrics['participation/num_dropped_out'] == 0
+  assert not outcome.lines
+  first = set(seeds_sent)
+  noised.run(task.program.initial(), 1)
+  assert len(set(seeds_sent)) == len(seeds_sent) > len(first)
 
 
 def test_a_node_that_dies_between_two_phases(task, victim):

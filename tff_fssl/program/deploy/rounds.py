@@ -6,6 +6,7 @@ believed: a reply is what anybody may have sent.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import secrets
 from typing import Any, NamedTuple
 
 from tff_fssl.data import seeds
@@ -154,6 +155,9 @@ class Rounds:
     seed = seeds.seed_pair(
       self.deployment.seed, seeds.Purpose.CLIENT_ROUND, round_num, client_id
     )
+    if self.deployment.is_noised:
+      # A client could search for the run's seed, and so for secret cohorts.
+      seed = tuple(secrets.randbits(31) for _ in seed)
     share = participation_lib.share_of_steps(
       self.deployment.participation, self.deployment.seed, round_num, client_id
     )
@@ -188,6 +192,9 @@ class Rounds:
         # One line: a client could forge others in the log.
         reason = ' '.join(reply.error.split())[:_MAX_REASON]
         lines.append(f'{who}: failed: {reason}')
+        if self.deployment.is_noised:
+          # Whether a client's data can be read must not change a count.
+          found[client_id] = reply._replace(values=None)
       elif reply.values is not None and any(
         reply.about.get(name) != asked[client_id].about[name]
         for name in ('round', 'phase', 'client', 'program')
