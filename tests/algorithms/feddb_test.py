@@ -416,10 +416,16 @@ class TestTrust:
     ):
       np.testing.assert_allclose(a, b, atol=1e-6)
 
-  def test_robust_refuses_what_it_cannot_bound(self):
+  def test_what_the_aggregator_cannot_change_is_refused(self):
     with pytest.raises(UsageError, match='weights=last_mean or uniform'):
-      _make().exchange()(_population(robust=True))
-    _make(weights='last_mean').exchange()(_population(robust=True))
+      _make().exchange()(_population(plain_mean=False))
+    _make(weights='last_mean').exchange()(_population(plain_mean=False))
+
+  @pytest.mark.parametrize('name', ['robust', 'compression'])
+  def test_a_process_with_such_an_aggregator_is_refused(self, name):
+    aggregator = aggregator_hparams.AggregatorHparams(name)
+    with pytest.raises(UsageError, match='give --aggregator=mean'):
+      tiny_task.build('feddb', _CLIENTS, norm='none', aggregator=aggregator)
 
   @pytest.mark.parametrize(
     'kind, refused, remedy',

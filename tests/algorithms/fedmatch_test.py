@@ -463,12 +463,12 @@ def test_past_models_help_and_nobody_is_remembered(decomposition):
 
 def test_past_models_are_whole_networks():
   """The model that a client starts from agrees with it in the first batch."""
-  own = (('helpers', 'past'), ('num_helpers', 1), ('remembered_clients', 0))
+  own = {'helpers': 'past', 'num_helpers': 1, 'remembered_clients': 0}
   process = tiny_task.build(
     'fedmatch',
     _SERVER,
     norm='none',
-    hparams=own,
+    hparams=tuple({**own, 'helper_interval': 2}.items()),
     client_batch_size=12,
     plain=True,
   )
@@ -478,13 +478,18 @@ def test_past_models_are_whole_networks():
   sets = type(model.sets)(model.sets, past_models=now[None])
   control = type(model.control)(num_past_models=np.float32(1))
   state = state._replace(
-    global_model_weights=model._replace(sets=sets, control=control)
+    global_model_weights=model._replace(sets=sets, control=control),
+    client_work=np.int32(2),
   )
   output = _next(process, state, tiny_task.cohort(_SERVER))
   train = output.metrics['client_work']['train']
   assert train['helped_clients'] == 1.0
   assert abs(train['loss_helpers']) < 1e-6
   assert np.any(now)
+  # After a discarded round, the state says the same; none are due in round 3.
+  later = state._replace(client_work=np.int32(3))
+  output = _next(process, later, tiny_task.cohort(_SERVER))
+  assert output.metrics['client_work']['train']['helped_clients'] == 0.0
 
 
 _DEPLOYED = ('--algorithm=fedmatch', '--norm=gn', '--num_labels=10')

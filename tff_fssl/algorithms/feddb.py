@@ -344,11 +344,12 @@ def _score_limits(num_classes: int) -> tuple[float, float]:
 
 def _build_rows(population: exchange_lib.Population) -> exchange_lib.Exchange:
   """Builds the exchange that brings single updates to the server."""
-  if population.robust:
+  if not population.plain_mean:
     raise UsageError(
-      f'--feddb.weights={COHORT}: --aggregator={aggregator_hparams.ROBUST} does'
-      " not bound what a lying client's update does to a mean by these weights;"
-      f' set --feddb.weights={LAST_MEAN} or {UNIFORM}'
+      f'--feddb.weights={COHORT}: the algorithm itself weighs the updates of'
+      ' single clients, so that the aggregator neither bounds nor compresses'
+      f' them; give --aggregator={aggregator_hparams.MEAN}, or set'
+      f' --feddb.weights={LAST_MEAN} or {UNIFORM}'
     )
   shapes = [spec.shape for spec in population.weights.trainable]
   size = sum(shape.num_elements() for shape in shapes)

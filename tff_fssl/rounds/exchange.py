@@ -129,6 +129,7 @@ class Population(NamedTuple):
       of its weights.
     num_classes: The number of classes.
     num_outputs: The width of the network's outputs, logits or embeddings.
+    plain_mean: Whether the aggregator is TFF's mean, and changes no update.
     robust: Whether the aggregator is `robust`. Then no single client may
       determine the values that other clients receive.
   """
@@ -138,6 +139,7 @@ class Population(NamedTuple):
   of_peers: Mapping[str, Weights] = {}
   num_classes: int = 0
   num_outputs: int = 0
+  plain_mean: bool = True
   robust: bool = False
 
   def known_clients(self) -> int:

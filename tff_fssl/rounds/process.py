@@ -299,6 +299,10 @@ class _Assembly:
       networks.weight_specs,
       num_classes=networks.num_classes,
       num_outputs=networks.num_outputs,
+      plain_mean=isinstance(
+        self._model_aggregator or tff.aggregators.MeanFactory(),
+        tff.aggregators.MeanFactory,
+      ),
       robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
     )
     return exchange_lib.build_exchange(

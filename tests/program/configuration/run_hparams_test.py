@@ -18,7 +18,11 @@ def test_trackers(monkeypatch):
     'wandb': 'me/it',
   }
   # A password is not printed.
-  for text in ('mlflow:https://me:secret@h', 'mlflow:http://h?token=secret'):
+  for text in (
+    'mlflow:https://me:secret@h',
+    'mlflow:postgresql://me:a/secret@h/db',
+    'mlflow:http://h?token=secret',
+  ):
     with pytest.raises(UsageError) as error:
       run_hparams.parse_trackers(text)
     assert 'secret' not in str(error.value)

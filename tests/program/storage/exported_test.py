@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 
@@ -77,6 +78,21 @@ def test_the_files_of_others_are_neither_removed_nor_replaced(where, tmp_path):
     with pytest.raises(UsageError, match='thesis.tex.*move it away'):
       step(folder)
   assert thesis.read_text() == 'years of work'
+
+
+def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path):
+  folder = _export(tmp_path / 'model')
+  (tmp_path / 'secret').write_text('s')
+  path = os.path.join(folder, exported.MANIFEST)
+  with open(path) as file:
+    manifest = json.load(file)
+  for name in ('variables/variables_temp/../../../secret', '../secret'):
+    digest = hashlib.sha256(b's').hexdigest()
+    manifest['files'][name] = {'size': 1, 'sha256': digest}
+    with open(path, 'w') as file:
+      json.dump(manifest, file)
+    assert 'secret' in exported.problem(folder)
+    del manifest['files'][name]
 
 
 def test_names_that_only_look_alike_are_left_alone(tmp_path):

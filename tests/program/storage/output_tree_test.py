@@ -224,6 +224,13 @@ def test_a_folder_is_locked_once(tmp_path):
   second.close()
 
 
+def test_zeros_that_a_crash_left_are_a_lock(tmp_path):
+  (tmp_path / '.lock').write_bytes(bytes(60))
+  folder = output_tree.LockedFolder(str(tmp_path))
+  folder.lock()
+  folder.close()
+
+
 def test_a_file_that_is_no_lock_stays(tmp_path):
   (tmp_path / '.lock').write_text('mine')
   with pytest.raises(UsageError, match='is not the lock of a run'):

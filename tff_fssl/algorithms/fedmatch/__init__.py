@@ -538,7 +538,9 @@ class FedMatch(base.Algorithm):
     exists = tf.reduce_any(tf.not_equal(models, 0.0), axis=1)
     num_sent = client.received['num_past_models']
     is_sent = tf.range(models.shape[0], dtype=tf.float32) < num_sent
-    weights = tf.cast(tf.logical_and(exists, is_sent), tf.float32)
+    # After a discarded round, `num_past_models` is that of the round before.
+    is_due = self._is_multiple(client.round_num) | (self.variant == PAPER)
+    weights = tf.cast(exists & is_sent & is_due, tf.float32)
     helpers = [
       _subtract(weights_lib.unflatten(models[i], sigma), sigma)
       for i in range(models.shape[0])

@@ -141,6 +141,7 @@ def _start(
       ' continue it, give a larger --total_rounds.'
     )
     _close(config, view, tree)
+    _correct_heartbeat(config, tree, view)
     return main_lib.DONE
   # Whatever the end would refuse is refused before hours of training.
   summary.check_outputs(config, tree)
@@ -195,6 +196,7 @@ def _train(
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
+    run_folder.drop_unsaved(task, tree, view)
     tree.record(config)
     # Not earlier: a start that is refused changes nothing.
     heart = heartbeat.Heart(tree.heartbeat_json, view.progress.json_values)
@@ -274,6 +276,26 @@ def _run_rounds(
       task, model, result.round_num, outputs.best_round(), tree, view
     )
   return main_lib.DONE
+
+
+def _correct_heartbeat(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+) -> None:
+  """Says that a run has finished if a kill after its last round left less."""
+  path = tree.heartbeat_json
+  try:
+    beat = heartbeat.read(path)
+  except hparams.UsageError:
+    beat = None  # It is damaged.
+  if beat is not None and beat['state'] == heartbeat.FINISHED:
+    return
+  last = config.run.total_rounds
+  rounds = {'round': last, 'total_rounds': last}
+  known = {**view.progress.json_values(), **rounds}
+  with heartbeat.Heart(path, lambda: known) as heart:
+    heart.state = heartbeat.FINISHED
 
 
 def _close(

@@ -18,7 +18,7 @@ _MAX_PROFILED_ROUNDS = 1_000
 TRACKERS = {'mlflow': 'MLflow', 'wandb': 'Weights & Biases'}
 _PROJECT = re.compile(r'([\w.-]+/)?[\w.-]+', re.ASCII)
 # A URI's user and password, and its query.
-_SECRETS = re.compile(r'(?<=//)[^/]*(?=@)|\?.*')
+_SECRETS = re.compile(r'(?<=//).*(?=@)|\?.*')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
 

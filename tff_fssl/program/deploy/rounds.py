@@ -152,12 +152,12 @@ class Rounds:
     sent: Sequence[Any],
   ) -> Ask:
     """Makes the message to a client."""
-    seed = seeds.seed_pair(
+    seed: Sequence[int] = seeds.seed_pair(
       self.deployment.seed, seeds.Purpose.CLIENT_ROUND, round_num, client_id
-    )
+    ).tolist()
     if self.deployment.is_noised:
       # A client could search for the run's seed, and so for secret cohorts.
-      seed = tuple(secrets.randbits(31) for _ in seed)
+      seed = [secrets.randbits(31) for _ in seed]
     share = participation_lib.share_of_steps(
       self.deployment.participation, self.deployment.seed, round_num, client_id
     )
@@ -166,7 +166,7 @@ class Rounds:
       'phase': phase,
       'client': client_id,
       'slot': participants.slots[client_id],
-      'seed': [int(n) for n in seed],
+      'seed': seed,
       'share': share,
       'program': self.program.digest,
     }

@@ -85,6 +85,23 @@ class Outputs:
       self.rows.drop_after(round_num)
     return removed
 
+  def drop_unsaved(
+    self, done: int, where: str, say: Callable[[str], None]
+  ) -> None:
+    """Removes rows of rounds without a saved state, and tells the user.
+
+    Args:
+      done: The round of the last saved state.
+      where: That round in words: 'after round 3'.
+      say: Called with the message.
+    """
+    if removed := self.truncate_after(done):
+      rounds = 'a round is' if removed == 1 else f'{removed} rounds are'
+      say(
+        f'Training continues {where}: there is no later checkpoint, so'
+        f' {rounds} repeated.'
+      )
+
   def best_round(self) -> int | None:
     """Returns the round with the best validation accuracy so far, if any."""
     return summary.best_round_num(self.evaluation.path)
@@ -251,13 +268,7 @@ class _Run:
 
   def _drop_unsaved(self, done: int, where: str) -> None:
     """Removes rows of rounds without a saved state."""
-    removed = self.outputs.truncate_after(done)
-    if removed:
-      rounds = 'a round is' if removed == 1 else f'{removed} rounds are'
-      self.reporter.say(
-        f'Training continues {where}: there is no later checkpoint, so'
-        f' {rounds} repeated.'
-      )
+    self.outputs.drop_unsaved(done, where, self.reporter.say)
 
   async def _warm_start(
     self, state: ProgramState, done: int, model: Any

@@ -77,7 +77,7 @@ def problem(folder: str, round_num: int | None = None) -> str:
       return f'{MANIFEST} does not name all files'
     for name, expected in described.items():
       # A hostile manifest could name a file outside of the folder.
-      if not _OURS.fullmatch(name):
+      if '..' in name.split('/') or not _OURS.fullmatch(name):
         return f'{MANIFEST} names {name!r}'
       if _measure(os.path.join(folder, name)) != expected:
         return f'{name} is not the file that was written'

@@ -209,7 +209,8 @@ def _acquire(lock: int, folder: str) -> None:
   holder = b'not a file'
   if stat.S_ISREG(os.fstat(lock).st_mode):
     holder = os.read(lock, 200)
-  text = holder.decode(errors='replace').strip()
+  # A crash of the machine may leave zeros, since nothing flushes the text.
+  text = holder.decode(errors='replace').strip('\0 \n')
   if text and not text.startswith(_HOLDER):
     raise UsageError(
       f'{path}: is not the lock of a run; choose another --output_dir'
