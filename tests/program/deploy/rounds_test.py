@@ -48,7 +48,7 @@ class _Task:
     )
     (folder / 'client.json').write_text(
       '{"class_names": ["a", "b", "c"], "max_examples": 99,'
-      ' "labeled_also_unlabeled": false}'
+      ' "labeled_also_unlabeled": false, "labels_at_server": false}'
     )
     self.clients = fake_clients.Clients(
       self.program, lambda client_id: _examples(scenario, client_id)

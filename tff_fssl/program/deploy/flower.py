@@ -326,6 +326,8 @@ class _Writer:
       'max_words': settings.max_words,
       'max_examples': self._max_examples(),
       'labeled_also_unlabeled': self.config.run.labeled_also_unlabeled,
+      'labels_at_server': self.config.round.scenario
+      == data_names.LABELS_AT_SERVER,
     }
 
   def _splits(self) -> list[str]:
@@ -399,7 +401,8 @@ class _Writer:
       tensorflow=tf.version.VERSION,
       server=json.dumps(os.path.join(self.final, 'server')),
       secret=', its labelled examples' * at_server,
-      labels_text='The server has the labels; labels of clients are not used.'
+      labels_text='The server has the labels; those that clients give'
+      ' serve metrics alone.'
       if at_server
       else 'Clients have the labels.',
       data_text=_WHAT_DATA[data.train.kind],

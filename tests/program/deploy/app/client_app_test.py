@@ -34,6 +34,7 @@ class _Program:
         'class_names': ['a', 'b'],
         'max_examples': 9,
         'labeled_also_unlabeled': False,
+        'labels_at_server': False,
       }
     ).encode()
 

@@ -18,7 +18,7 @@ _ABOUT = {
 
 
 class _Program:
-  digest, also_unlabeled = 'p', False
+  digest, also_unlabeled, at_server = 'p', False, False
   data = (
     'seed labeled/x labeled/y unlabeled/x unlabeled/y client_id slot share'
   ).split()
@@ -42,6 +42,7 @@ class _Program:
       'class_names': ['a', 'b', 'c'],
       'max_examples': 4,
       'labeled_also_unlabeled': self.also_unlabeled,
+      'labels_at_server': self.at_server,
     }
     return json.dumps(about).encode()
 
@@ -65,6 +66,16 @@ def test_what_the_graphs_get(app):
   assert [len(a) for a in data[1:5]] == [1, 1, 2, 2]
   nothing = app.work.make_data(_Program(), _ABOUT, None, None)
   assert [len(a) for a in nothing[1:5]] == [0, 0, 0, 0]
+
+
+def test_labels_of_clients_serve_metrics_if_the_server_has_the_labels(app):
+  program = _Program()
+  program.at_server = True
+  data = app.work.make_data(program, _ABOUT, (_X[:2], [0, 2]), _X[:1])
+  assert [len(a) for a in data[1:5]] == [0, 0, 3, 3]
+  assert data[4].tolist() == [-1, 0, 2] and data[4].dtype == np.int32
+  with pytest.raises(app.work.WorkError, match='label 3; .* 0 to 2'):
+    app.work.make_data(program, _ABOUT, (_X[:1], [3]), None)
 
 
 @pytest.mark.parametrize(

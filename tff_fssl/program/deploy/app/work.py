@@ -160,33 +160,25 @@ def make_data(
   }
   spec = specs['unlabeled/x']
   nothing = np.zeros([0, *spec['shape'][1:]], spec['dtype'])
-  x, y = (nothing, []) if labeled is None else labeled
-  values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y)}
   about_data = json.loads(program.read('client.json'))
+  known = (nothing, []) if labeled is None else labeled
+  labeled_x, labeled_y = np.asarray(known[0]), np.asarray(known[1])
   x = nothing if unlabeled is None else np.asarray(unlabeled)
-  if about_data['labeled_also_unlabeled'] and labeled is not None:
-    x = np.concatenate([x, np.asarray(labeled[0])])
+  _check_examples('labeled', labeled_x, nothing)
+  _check_examples('unlabeled', x, nothing)
+  labeled_y = _check_labels(
+    labeled_x, labeled_y, len(about_data['class_names'])
+  )
   y = np.full(len(x), UNKNOWN_LABEL, np.int32)
+  if about_data['labels_at_server']:
+    # No client trains on labels. Metrics alone use those that it has.
+    x, y = np.concatenate([x, labeled_x]), np.concatenate([y, labeled_y])
+    labeled_x, labeled_y = nothing, labeled_y[:0]
+  elif about_data['labeled_also_unlabeled']:
+    x = np.concatenate([x, labeled_x])
+    y = np.full(len(x), UNKNOWN_LABEL, np.int32)
+  values |= {'labeled/x': labeled_x, 'labeled/y': labeled_y}
   values |= {'unlabeled/x': x, 'unlabeled/y': y}
-  for kind in ('labeled', 'unlabeled'):
-    x, y = values[f'{kind}/x'], values[f'{kind}/y']
-    if x.shape[1:] != nothing.shape[1:] or x.dtype != nothing.dtype:
-      raise WorkError(
-        f'{kind} examples are {x.dtype} {list(x.shape)}, but must be'
-        f' {nothing.dtype} [N, {", ".join(map(str, nothing.shape[1:]))}]'
-      )
-    if y.shape != x.shape[:1]:
-      raise WorkError(f'there are {len(x)} {kind} examples and {len(y)} labels')
-  y, num_classes = values['labeled/y'], len(about_data['class_names'])
-  if y.size and y.dtype.kind not in 'iu':
-    raise WorkError(f'labels are {y.dtype}, but must be integers')
-  # Some kernels would read a label beyond the last class as no class at all.
-  wrong = y[(y < 0) | (y >= num_classes)]
-  if len(wrong):
-    raise WorkError(
-      f'there is a label {wrong[0]}; labels are 0 to {num_classes - 1}'
-    )
-  values['labeled/y'] = y.astype(np.int32)
   count = len(values['labeled/x']) + len(values['unlabeled/x'])
   most = about_data['max_examples']
   if count > most:
@@ -195,3 +187,27 @@ def make_data(
       f' {most} (deploy again with a larger --max_client_examples)'
     )
   return [values[name] for name in program.data]
+
+
+def _check_examples(kind: str, x: np.ndarray, nothing: np.ndarray) -> None:
+  """Raises `WorkError` unless examples have the shape and type of `nothing`."""
+  if x.shape[1:] != nothing.shape[1:] or x.dtype != nothing.dtype:
+    raise WorkError(
+      f'{kind} examples are {x.dtype} {list(x.shape)}, but must be'
+      f' {nothing.dtype} [N, {", ".join(map(str, nothing.shape[1:]))}]'
+    )
+
+
+def _check_labels(x: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
+  """Returns labels as int32, or raises `WorkError`."""
+  if y.shape != x.shape[:1]:
+    raise WorkError(f'there are {len(x)} labeled examples and {len(y)} labels')
+  if y.size and y.dtype.kind not in 'iu':
+    raise WorkError(f'labels are {y.dtype}, but must be integers')
+  # Some kernels would read a label beyond the last class as no class at all.
+  wrong = y[(y < 0) | (y >= num_classes)]
+  if len(wrong):
+    raise WorkError(
+      f'there is a label {wrong[0]}; labels are 0 to {num_classes - 1}'
+    )
+  return y.astype(np.int32)
