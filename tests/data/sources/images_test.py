@@ -9,6 +9,8 @@ from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 
+_TORN = 'torn'
+
 
 def _source(labels, **more):
   """A split for each keyword, with as many rows as it has labels."""
@@ -16,7 +18,10 @@ def _source(labels, **more):
   def read(of_split):
     for i, label in enumerate(of_split):
       pixels = np.full((2, 2), i % 255, np.uint8)
-      yield images.Row(str(i), pixels, label, owner=f'w{i % 2}')
+      if label is _TORN:
+        yield images.Row(str(i), b'', problem='it is torn')
+      else:
+        yield images.Row(str(i), pixels, label, owner=f'w{i % 2}')
 
   splits = {'train': labels, **more}
   return {
@@ -66,6 +71,18 @@ def test_splits_that_cannot_be_used(tmp_path):
     _decode(tmp_path, _source([0, 1], test=[0, None]))
   with pytest.raises(UsageError, match="no split 'train', but no rows"):
     _decode(tmp_path / 'empty', _source([]))
+
+
+def test_a_test_split_may_begin_with_rows_that_cannot_be_read(tmp_path):
+  splits = _source([0, 1] * 20, test=[_TORN, *[0, 1] * 10])
+  with pytest.raises(UsageError, match='1 images cannot .*test 0: it is torn'):
+    _decode(tmp_path, splits)
+  info = _decode(tmp_path, splits, max_unreadable=1)
+  assert (info.num_train, info.num_test) == (40, 20)
+  assert 'test_share' not in info.uses
+  # The rows of a split that cannot be read at all are reported, too.
+  with pytest.raises(UsageError, match='2 images cannot be read .*test 1'):
+    _decode(tmp_path / 'all', _source([0, 1], test=[_TORN, _TORN]))
 
 
 def test_fields():
