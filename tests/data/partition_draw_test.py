@@ -786,6 +786,32 @@ def test_impossible_settings_are_refused(kwargs, message):
     _build(_labels([50] * 10), **kwargs)
 
 
+@pytest.mark.parametrize('partition', [names.FEDMATCH, names.EXTREME])
+def test_a_class_that_has_run_out_is_named(partition):
+  labels = _labels([60] * 7 + [51] + [60] * 2)
+  build = lambda n, **more: _build(
+    labels, partition=partition, num_labels=n, **more
+  )
+  assert _sizes(build(500)) == [1] * 10
+  with pytest.raises(
+    UsageError,
+    match=f'^--partition={partition}: .*class 7 has only 0 .* --num_labels',
+  ):
+    build(510)
+  with pytest.raises(UsageError, match='^--num_unlabeled=50 --partition='):
+    build(510, num_unlabeled=50)
+  # Clients that hold labels need no other examples.
+  p = _build(
+    _labels([10, *[13] * 9]),
+    partition=partition,
+    scenario=names.LABELS_AT_CLIENTS,
+  )
+  assert _sizes(p) == [0] * 10
+  # Those of unknown class are examples, too.
+  labels = np.concatenate([labels, np.full(10, -1, np.int32)])
+  assert _sizes(build(510)) == [1] * 10
+
+
 def test_the_minimum_that_a_refusal_names_is_feasible():
   kwargs = {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
   labels = _labels([50] * 10)
