@@ -892,6 +892,25 @@ def test_each_client_of_two_holds_out_one():
     settings_of(client_test_fraction=1.0)
 
 
+@pytest.mark.parametrize('num', [15, 16])
+def test_labels_of_clients_own_are_filled_up(num):
+  labels = _labels([40] * 10)
+  p = _build(
+    labels,
+    scenario=names.LABELS_AT_CLIENTS,
+    partition=names.FEDMATCH,
+    client_labels=names.OWN,
+    client_test_fraction=0.5,
+    num_labels=num,
+  )
+  # What is held out has rounded shares of its own, and may take an example
+  # that the shares of the labels need.
+  assert [len(a) for a in p.client_test] == [20] * 10
+  assert [len(a) for a in p.client_labeled] == [num] * 10
+  assert _sizes(p) == [20 - num] * 10
+  assert len(np.unique(_held(p))) == 400
+
+
 def test_labels_of_clients_own_are_those_that_are_left():
   p = _build(
     _labels([40] * 10),

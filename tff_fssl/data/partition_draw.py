@@ -367,8 +367,11 @@ def _label_own(
     if settings.has_rows and settings.class_draws == names.EXACT:
       classes = labels[unlabeled[client][order]]
       counts = partition_splits.row_counts(settings.partition, client, num)
-      chosen = [order[classes == c][:n] for c, n in enumerate(counts)]
-      order = np.concatenate(chosen)
+      chosen = np.concatenate(
+        [order[classes == c][:n] for c, n in enumerate(counts)]
+      )
+      # Held-out examples may leave too few of a class: others fill up.
+      order = np.concatenate([chosen, order[~np.isin(order, chosen)]])
     is_labeled = np.zeros(len(unlabeled[client]), bool)
     is_labeled[order[:num]] = True
     labeled[client] = unlabeled[client][is_labeled]
