@@ -24,6 +24,7 @@ from tff_fssl.hparams import closest
 DataHparams = data_hparams.DataHparams
 TESTS = ('test', 'validation', 'valid', 'val', 'dev')
 UNLABELED = ('unlabeled', 'unlabelled', 'unsupervised')
+MAX_CLASSES = 100_000
 # Flags that change the rows, or the decoding of their images.
 _DECISIVE = {
   'image_size',
@@ -41,7 +42,6 @@ _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
 # The number of images that are read to find their common size.
 _NUM_TRIED = 16
-_MAX_CLASSES = 100_000
 # More unreadable rows are recorded only if a flag allows more.
 _MAX_UNREADABLE = 1_000
 
@@ -269,7 +269,7 @@ def parse_label(value: Any) -> int | str | None:
     return value or None
   if not isinstance(value, int):
     raise ValueError('its label is neither a whole number nor a text')
-  if not names.UNKNOWN_LABEL <= value < _MAX_CLASSES:
+  if not names.UNKNOWN_LABEL <= value < MAX_CLASSES:
     raise ValueError(f'its label is {value}')
   return None if value == names.UNKNOWN_LABEL else int(value)
 
