@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import client_files
@@ -83,6 +84,22 @@ def test_a_test_split_may_begin_with_rows_that_cannot_be_read(tmp_path):
   # The rows of a split that cannot be read at all are reported, too.
   with pytest.raises(UsageError, match='2 images cannot be read .*test 1'):
     _decode(tmp_path / 'all', _source([0, 1], test=[_TORN, _TORN]))
+
+
+@pytest.mark.parametrize('num_same, side', [(15, 32), (16, 2)])
+def test_the_first_images_choose_the_shape(tmp_path, num_same, side):
+  def read():
+    for i in range(20):
+      shape = (2, 2) if i < num_same else (3, 3, 3)
+      yield images.Row(str(i), np.zeros(shape, np.uint8), i % 2)
+
+  split = images.Split(20, read)
+  info = _decode(tmp_path, {'train': split, 'test': split})
+  channels = 1 if num_same == 16 else 3
+  assert info.example_shape == (side, side, channels)
+  facts = {f.name: f.metadata['help'] for f in dataclasses.fields(DataHparams)}
+  for flag in ('image_size', 'color'):
+    assert 'first 16' in facts[flag]
 
 
 def test_fields():

@@ -40,7 +40,7 @@ _DECISIVE = {
 SHAPED = frozenset({'image_size', 'resize', 'color', 'flip', 'cache_dir'})
 _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
-# The number of images that are read to find their common size.
+# The number of images that are read to find their common size. Help states it.
 _NUM_TRIED = 16
 # More unreadable rows are recorded only if a flag allows more.
 _MAX_UNREADABLE = 1_000
