@@ -786,6 +786,32 @@ def test_impossible_settings_are_refused(kwargs, message):
     _build(_labels([50] * 10), **kwargs)
 
 
+@pytest.mark.parametrize('partition', [names.FEDMATCH, names.EXTREME])
+def test_a_class_that_has_run_out_is_named(partition):
+  labels = _labels([60] * 7 + [51] + [60] * 2)
+  build = lambda n, **more: _build(
+    labels, partition=partition, num_labels=n, **more
+  )
+  assert _sizes(build(500)) == [1] * 10
+  with pytest.raises(
+    UsageError,
+    match=f'^--partition={partition}: .*class 7 has only 0 .* --num_labels',
+  ):
+    build(510)
+  with pytest.raises(UsageError, match='^--num_unlabeled=50 --partition='):
+    build(510, num_unlabeled=50)
+  # Clients that hold labels need no other examples.
+  p = _build(
+    _labels([10, *[13] * 9]),
+    partition=partition,
+    scenario=names.LABELS_AT_CLIENTS,
+  )
+  assert _sizes(p) == [0] * 10
+  # Those of unknown class are examples, too.
+  labels = np.concatenate([labels, np.full(10, -1, np.int32)])
+  assert _sizes(build(510)) == [1] * 10
+
+
 def test_the_minimum_that_a_refusal_names_is_feasible():
   kwargs = {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
   labels = _labels([50] * 10)
@@ -864,6 +890,25 @@ def test_each_client_of_two_holds_out_one():
     )
   with pytest.raises(UsageError, match='--client_test_fraction=1: .* 0 to 0.9'):
     settings_of(client_test_fraction=1.0)
+
+
+@pytest.mark.parametrize('num', [15, 16])
+def test_labels_of_clients_own_are_filled_up(num):
+  labels = _labels([40] * 10)
+  p = _build(
+    labels,
+    scenario=names.LABELS_AT_CLIENTS,
+    partition=names.FEDMATCH,
+    client_labels=names.OWN,
+    client_test_fraction=0.5,
+    num_labels=num,
+  )
+  # What is held out has rounded shares of its own, and may take an example
+  # that the shares of the labels need.
+  assert [len(a) for a in p.client_test] == [20] * 10
+  assert [len(a) for a in p.client_labeled] == [num] * 10
+  assert _sizes(p) == [20 - num] * 10
+  assert len(np.unique(_held(p))) == 400
 
 
 def test_labels_of_clients_own_are_those_that_are_left():

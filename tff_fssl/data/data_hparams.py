@@ -41,8 +41,8 @@ class DataHparams:
   image_size: str = hparam(
     '',
     'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty: 32 for'
-    ' folder:, else the size of the images in the data set, or 32 if their'
-    ' sizes differ.',
+    ' folder:, else the size that TFDS states, or that of the first 16 images'
+    ' of the data set, or 32 if these differ.',
     group='Images of folder:, clientdata: and huggingface:, and other splits'
     ' and sizes of TFDS sets',
     when=_read('image_size'),
@@ -56,8 +56,8 @@ class DataHparams:
   )
   color: str = hparam(
     'auto',
-    'Channels: rgb, gray, or auto: gray if the data set declares its images'
-    ' gray, else rgb.',
+    'Channels: rgb, gray, or auto: gray if TFDS states it or the first 16'
+    ' images of clientdata: or huggingface: are gray, else rgb.',
     choices=('auto', 'rgb', 'gray'),
     when=_read('color'),
   )

@@ -255,7 +255,16 @@ def _split_unlabeled(
     )
   rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
   also = partition_splits.split_evenly(unknown, num_clients, rng)
-  return [np.sort(np.concatenate(a)) for a in zip(split, also)]
+  shares = [np.sort(np.concatenate(a)) for a in zip(split, also)]
+  if not any(map(len, shares)) and not may_be_empty:
+    sizes = [len(members) for members in hidden]
+    fewest = int(np.argmin(sizes))
+    raise UsageError(
+      f'--partition={settings.partition}: no client gets an example, since'
+      f' class {fewest} has only {sizes[fewest]} left for {num_clients}'
+      ' clients; lower --num_labels, --num_validation or --num_clients'
+    )
+  return shares
 
 
 def _hold_out(
@@ -358,8 +367,11 @@ def _label_own(
     if settings.has_rows and settings.class_draws == names.EXACT:
       classes = labels[unlabeled[client][order]]
       counts = partition_splits.row_counts(settings.partition, client, num)
-      chosen = [order[classes == c][:n] for c, n in enumerate(counts)]
-      order = np.concatenate(chosen)
+      chosen = np.concatenate(
+        [order[classes == c][:n] for c, n in enumerate(counts)]
+      )
+      # Held-out examples may leave too few of a class: others fill up.
+      order = np.concatenate([chosen, order[~np.isin(order, chosen)]])
     is_labeled = np.zeros(len(unlabeled[client]), bool)
     is_labeled[order[:num]] = True
     labeled[client] = unlabeled[client][is_labeled]

@@ -169,6 +169,11 @@ def _torn(path):
   path.write_bytes(content[:4096] + b'\xff' * (len(content) - 4096))
 
 
+def _schema_that_is_no_text(path):
+  content = path.read_bytes()
+  path.write_bytes(content.replace(b'TABLE examples', b'TABL\xff examples'))
+
+
 def _other_schema(path):
   path.unlink()
   with sqlite3.connect(path) as connection:
@@ -199,6 +204,7 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
   'spoil,words',
   [
     (_torn, 'or damaged (database disk image is malformed)'),
+    (_schema_that_is_no_text, 'it is no SQLite file of TFF, or damaged ('),
     (_other_schema, 'it has no table examples'),
     (_endless_view, 'it has no table examples'),
     (lambda path: path.write_text('?' * 99), 'it is no TFRecord file'),
@@ -292,6 +298,29 @@ def test_hdf5_that_cannot_be_read(tmp_path, load):
     load('a.h5')
   path.write_bytes(path.read_bytes()[:600])
   with pytest.raises(UsageError, match='cannot be read as HDF5'):
+    load('a.h5')
+
+
+@pytest.mark.parametrize('kind', ['external', 'virtual'])
+@pytest.mark.parametrize('field', ['pixels', 'label'])
+def test_hdf5_with_values_in_other_files(tmp_path, load, kind, field):
+  client_files.hdf5(tmp_path / 'a.h5', _TRAIN)
+  shape = (3, 5, 5) if field == 'pixels' else (3,)
+  name = f'examples/a/{field}'
+  (tmp_path / 'secret').write_bytes(b'\x01' * 75)
+  client_files.hdf5(tmp_path / 'secret.h5', _TRAIN)
+  with h5py.File(tmp_path / 'a.h5', 'a') as file:
+    del file[name]
+    if kind == 'external':
+      secret = [(str(tmp_path / 'secret'), 0, 75)]
+      file.create_dataset(name, shape, 'u1', external=secret)
+    else:
+      layout = h5py.VirtualLayout(shape, 'f4')
+      layout[:] = h5py.VirtualSource(
+        str(tmp_path / 'secret.h5'), name, shape=shape
+      )
+      file.create_virtual_dataset(name, layout)
+  with pytest.raises(UsageError, match=f'/{name} lies in another file'):
     load('a.h5')
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import client_files
@@ -9,6 +10,8 @@ from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 
+_TORN = 'torn'
+
 
 def _source(labels, **more):
   """A split for each keyword, with as many rows as it has labels."""
@@ -16,7 +19,10 @@ def _source(labels, **more):
   def read(of_split):
     for i, label in enumerate(of_split):
       pixels = np.full((2, 2), i % 255, np.uint8)
-      yield images.Row(str(i), pixels, label, owner=f'w{i % 2}')
+      if label is _TORN:
+        yield images.Row(str(i), b'', problem='it is torn')
+      else:
+        yield images.Row(str(i), pixels, label, owner=f'w{i % 2}')
 
   splits = {'train': labels, **more}
   return {
@@ -66,6 +72,34 @@ def test_splits_that_cannot_be_used(tmp_path):
     _decode(tmp_path, _source([0, 1], test=[0, None]))
   with pytest.raises(UsageError, match="no split 'train', but no rows"):
     _decode(tmp_path / 'empty', _source([]))
+
+
+def test_a_test_split_may_begin_with_rows_that_cannot_be_read(tmp_path):
+  splits = _source([0, 1] * 20, test=[_TORN, *[0, 1] * 10])
+  with pytest.raises(UsageError, match='1 images cannot .*test 0: it is torn'):
+    _decode(tmp_path, splits)
+  info = _decode(tmp_path, splits, max_unreadable=1)
+  assert (info.num_train, info.num_test) == (40, 20)
+  assert 'test_share' not in info.uses
+  # The rows of a split that cannot be read at all are reported, too.
+  with pytest.raises(UsageError, match='2 images cannot be read .*test 1'):
+    _decode(tmp_path / 'all', _source([0, 1], test=[_TORN, _TORN]))
+
+
+@pytest.mark.parametrize('num_same, side', [(15, 32), (16, 2)])
+def test_the_first_images_choose_the_shape(tmp_path, num_same, side):
+  def read():
+    for i in range(20):
+      shape = (2, 2) if i < num_same else (3, 3, 3)
+      yield images.Row(str(i), np.zeros(shape, np.uint8), i % 2)
+
+  split = images.Split(20, read)
+  info = _decode(tmp_path, {'train': split, 'test': split})
+  channels = 1 if num_same == 16 else 3
+  assert info.example_shape == (side, side, channels)
+  facts = {f.name: f.metadata['help'] for f in dataclasses.fields(DataHparams)}
+  for flag in ('image_size', 'color'):
+    assert 'first 16' in facts[flag]
 
 
 def test_fields():

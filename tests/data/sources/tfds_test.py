@@ -125,6 +125,23 @@ def _features(edit):
   )
 
 
+def _sizes(size):
+  return lambda folder: _edit(
+    folder / 'dataset_info.json',
+    lambda c: c['splits'][0].update(shardLengths=[str(size)]),
+  )
+
+
+def _classes(number):
+  def damage(folder):
+    _features(
+      lambda c: c['label']['classLabel'].update(numClasses=str(number))
+    )(folder)
+    (folder / 'label.labels.txt').unlink(missing_ok=True)
+
+  return damage
+
+
 @pytest.mark.parametrize(
   'damage,words',
   [
@@ -150,6 +167,14 @@ def _features(edit):
     (
       lambda f: _edit(f / 'dataset_info.json', lambda c: c['splits'].pop(0)),
       "no split 'train', but test",
+    ),
+    *(
+      (_sizes(size), 'cannot be read .*: its splits have .* rows')
+      for size in (2**31, -1)
+    ),
+    *(
+      (_classes(number), f'cannot be read .*: it has {number} classes')
+      for number in (-1, 100_001)
     ),
     (
       lambda f: (f / 'label.labels.txt').write_text('a\nb\n'),

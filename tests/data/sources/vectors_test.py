@@ -239,6 +239,16 @@ def test_rows_that_differ(tmp_path):
     _load(path)
 
 
+@pytest.mark.parametrize('kind', ['npz', 'parquet'])
+@pytest.mark.parametrize('name', ['y', 'client', 'split'])
+def test_booleans_are_neither_text_nor_numbers(tmp_path, kind, name):
+  path = tmp_path / f'a.{kind}'
+  for values in (np.arange(_NUM) % 2 == 0, np.zeros(_NUM, bool)):
+    _WRITE[kind](path, _columns(**{name: values}))
+    with pytest.raises(UsageError, match=r'a column is bool \[40\]; .* must'):
+      _load(path)
+
+
 def test_other_files(tmp_path):
   with pytest.raises(UsageError, match=r'ends with \.npz, \.parquet'):
     _load(tmp_path / 'a.csv')

@@ -253,7 +253,8 @@ def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
     try:
       with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
         yield from connection.execute(text, values)
-    except sqlite3.Error as error:
+    # The message of an error may quote bytes that are no text.
+    except (sqlite3.Error, UnicodeError) as error:
       reason = f'it is no SQLite file of TFF, or damaged ({error})'
       raise files.FileError(path, reason) from error
 
@@ -298,6 +299,10 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
     for client in sorted(examples):
       group = inside(examples, client)
       image, label = (inside(group, name) for name in fields.choose(group))
+      for values in (image, label):
+        # They could read any file of this machine.
+        if values.external or values.is_virtual:
+          raise ValueError(f'{values.name} lies in another file')
       if not image.shape or label.shape[:1] != image.shape[:1]:
         raise ValueError(
           f'{group.name} has {list(image.shape)} images and'

@@ -24,6 +24,7 @@ from tff_fssl.hparams import closest
 DataHparams = data_hparams.DataHparams
 TESTS = ('test', 'validation', 'valid', 'val', 'dev')
 UNLABELED = ('unlabeled', 'unlabelled', 'unsupervised')
+MAX_CLASSES = 100_000
 # Flags that change the rows, or the decoding of their images.
 _DECISIVE = {
   'image_size',
@@ -39,9 +40,8 @@ _DECISIVE = {
 SHAPED = frozenset({'image_size', 'resize', 'color', 'flip', 'cache_dir'})
 _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
-# The number of images that are read to find their common size.
+# The number of images that are read to find their common size. Help states it.
 _NUM_TRIED = 16
-_MAX_CLASSES = 100_000
 # More unreadable rows are recorded only if a flag allows more.
 _MAX_UNREADABLE = 1_000
 
@@ -269,7 +269,7 @@ def parse_label(value: Any) -> int | str | None:
     return value or None
   if not isinstance(value, int):
     raise ValueError('its label is neither a whole number nor a text')
-  if not names.UNKNOWN_LABEL <= value < _MAX_CLASSES:
+  if not names.UNKNOWN_LABEL <= value < MAX_CLASSES:
     raise ValueError(f'its label is {value}')
   return None if value == names.UNKNOWN_LABEL else int(value)
 
@@ -310,14 +310,19 @@ def open_splits(
       f'it has no split {table.TRAIN!r}, but {", ".join(found) or "no rows"}'
     )
   others = [name for name in found if name in UNLABELED and name != first]
+
+  def has_labels(split):
+    # The first row may be unreadable, which says nothing of the others. If all
+    # are, they are reported.
+    labels = (row.label for row in split.read() if not row.problem)
+    return next(labels, 0) is not None
+
   # Test splits may be published without labels, and are then useless.
   test = next(
     (
       name
       for name in TESTS
-      if name in found
-      and name != first
-      and next(splits[name].read()).label is not None
+      if name in found and name != first and has_labels(splits[name])
     ),
     '',
   )

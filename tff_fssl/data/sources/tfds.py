@@ -38,6 +38,9 @@ _TESTS = (_TEST, 'validation')
 _UNLABELED = ('unlabelled', 'unlabeled')
 # Single images would spend most time between TensorFlow and NumPy.
 _BATCH_SIZE = 1_000
+# Facts of a data set are used before its files are read, so that a larger
+# number could take all time or memory.
+_MAX_ROWS = 2**31 - 1
 
 
 class Stored(NamedTuple):
@@ -446,12 +449,16 @@ def _parse(folder: pathlib.Path, version: str) -> Stored:
     str(split['name']): sum(int(n) for n in split['shardLengths'])
     for split in info['splits']
   }
+  if not all(0 <= size <= _MAX_ROWS for size in sizes.values()):
+    raise ValueError(f'its splits have {list(sizes.values())} rows')
   if not sizes.get(_TRAIN):
     raise UsageError(
       f'{folder}: has no split {_TRAIN!r}, but {", ".join(sizes) or "none"}'
     )
   facts = features[label]['classLabel']
   num_classes = int(facts.get('numClasses') or facts['num_classes'])
+  if not 0 < num_classes <= images.MAX_CLASSES:
+    raise ValueError(f'it has {num_classes} classes')
   file = folder / f'{label}.labels.txt'
   class_names = [str(i) for i in range(num_classes)]
   if os.path.lexists(file):

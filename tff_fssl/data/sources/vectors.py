@@ -282,10 +282,17 @@ def _is_one_hot(values: np.ndarray) -> bool:
 def _read_parquet(path: str) -> _Arrays:
   """Reads columns. Vectors are lists of numbers."""
   columns = table.read_parquet(path)
+
+  def flat(column):
+    values = column.to_pylist()
+    # Booleans are refused by their dtype, as in NPZ.
+    is_bool = any(isinstance(value, bool) for value in values)
+    return np.array(values, bool if is_bool else object)
+
   return {
     name: _stack(path, name, columns.column(name).combine_chunks())
     if name in _VECTORS
-    else np.array(columns.column(name).to_pylist(), object)
+    else flat(columns.column(name))
     for name in columns.column_names
   }
 
