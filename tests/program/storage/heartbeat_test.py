@@ -167,5 +167,5 @@ def test_numbers_that_no_process_has(path, name, value):
   for state in (heartbeat.RUNNING, heartbeat.FINISHED):
     written_runs.beat(path.parent, state, **{name: 'here'})
     path.write_text(path.read_text().replace('"here"', value))
-    with pytest.raises(UsageError, match='not a heartbeat'):
+    with pytest.raises(UsageError, match='it is not (a heartbeat|JSON)'):
       heartbeat.read(str(path))
