@@ -60,6 +60,8 @@ def test_it_ends_with_its_parent(repository):
   [
     (1, 'exit code 1'),
     (-signal.SIGSEGV, 'SIGSEGV'),
+    # Real-time signals but the first and the last have no name in Python.
+    (-signal.SIGRTMIN - 1, f'signal {signal.SIGRTMIN + 1}'),
     (-signal.SIGKILL, 'SIGKILL: killed by hand, or out of memory'),
   ],
 )

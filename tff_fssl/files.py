@@ -7,12 +7,11 @@ says. Each of these becomes a `FileError` of one line, and none hangs.
 
 import errno
 import json
+import math
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Any, BinaryIO
-import zipfile
-import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from tff_fssl.hparams import UsageError
 
@@ -25,6 +24,8 @@ else:
   import tomli as tomllib
 
 _LARGEST = 2**30
+# Whole numbers with more digits may be beyond the largest float.
+_MOST_DIGITS = 300
 _REASONS = {
   errno.ENOENT: 'it does not exist (No such file or directory)',
   errno.ENOTDIR: 'it does not exist (a part of its path is not a folder)',
@@ -152,14 +153,39 @@ def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
   """Reads the table in a TOML file, or raises `FileError`."""
   try:
     return tomllib.loads(read_text(path, limit=limit))
-  except tomllib.TOMLDecodeError as error:
+  # Python refuses whole numbers of thousands of digits by a ValueError.
+  except (ValueError, RecursionError) as error:
+    if isinstance(error, UsageError):
+      raise
     raise FileError(path, f'it is not TOML ({first_line(error)})') from error
 
 
-def parse_json(path: str, text: str | bytes) -> dict[str, Any]:
-  """Parses the JSON object in a file's text, or raises `FileError`."""
+def parse_json(
+  path: str, text: str | bytes, *, finite: bool = True
+) -> dict[str, Any]:
+  """Parses the JSON object in a file's text.
+
+  Args:
+    path: The file.
+    text: Its text.
+    finite: Whether NaN and numbers beyond the range of floats are refused. None
+      of our files has such numbers, and readers need not expect them.
+
+  Returns:
+    The object.
+
+  Raises:
+    FileError: If it is not a JSON object.
+  """
+  numbers: dict[str, Any] = {}
+  if finite:
+    numbers = {
+      'parse_constant': _refuse_number,
+      'parse_float': _finite_float,
+      'parse_int': _short_int,
+    }
   try:
-    value = json.loads(text)
+    value = json.loads(text, **numbers)
   # Deep nesting, which none of our files has, exhausts Python's stack.
   except (ValueError, RecursionError) as error:
     reason = f'it is not JSON ({first_line(error)})'
@@ -167,6 +193,20 @@ def parse_json(path: str, text: str | bytes) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise FileError(path, 'it is not a JSON object')
   return value
+
+
+def _refuse_number(text: str) -> NoReturn:
+  shown = text if len(text) <= 20 else f'{text[:20]}...'
+  raise ValueError(f'it holds {shown}, which is not a number here')
+
+
+def _finite_float(text: str) -> float:
+  value = float(text)
+  return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _short_int(text: str) -> int:
+  return int(text) if len(text) <= _MOST_DIGITS else _refuse_number(text)
 
 
 def read_npz(path: str) -> 'dict[str, np.ndarray]':
@@ -178,18 +218,8 @@ def read_npz(path: str) -> 'dict[str, np.ndarray]':
     try:
       with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
-    except (
-      ValueError,
-      OSError,
-      EOFError,
-      KeyError,
-      TypeError,
-      AttributeError,
-      NotImplementedError,
-      MemoryError,
-      zipfile.BadZipFile,
-      zlib.error,
-    ) as error:
+    # NumPy, zipfile and decoders raise errors of many classes.
+    except Exception as error:  # pylint: disable=broad-except
       reason = f'it is not a whole NPZ file ({first_line(error)})'
       if 'pickle' in str(error) and 'Object' in str(error):
         reason = (

@@ -79,7 +79,12 @@ def end_watch(process: 'subprocess.Popen[bytes]') -> None:
 
 def describe_end(status: int) -> str:
   """Describes a `Popen.returncode`: 'exit code 1', 'SIGSEGV'."""
-  how = signal.Signals(-status).name if status < 0 else f'exit code {status}'
+  if status >= 0:
+    return f'exit code {status}'
+  try:
+    how = signal.Signals(-status).name
+  except ValueError:  # Most real-time signals have no name in Python.
+    how = f'signal {-status}'
   if status == -signal.SIGKILL:
     how += ': killed by hand, or out of memory'
   return how

@@ -88,6 +88,23 @@ def test_nothing_to_remove(tmp_path):
     image_cache.made(str(tmp_path / 'file'))
 
 
+@pytest.mark.parametrize('shape', [[], [5], [5, 2, 3], [float('inf')] * 4])
+def test_what_is_not_made_is_not_listed(tmp_path, shape):
+  path = tmp_path / os.path.basename(_open(tmp_path).path)
+  assert len(image_cache.made(str(tmp_path))) == 1
+  _index(path, shape=shape)
+  assert image_cache.made(str(tmp_path)) == []
+
+
+def test_links_are_not_what_a_kill_left(tmp_path):
+  (tmp_path / 'mine').mkdir()
+  (tmp_path / 'mine' / 'file').touch()
+  link = tmp_path / f'{_KEY}.writing'
+  link.symlink_to(tmp_path / 'mine')
+  image_cache.remove(str(tmp_path), [])
+  assert (tmp_path / 'mine' / 'file').exists() and link.is_symlink()
+
+
 def test_images_of_one_color_can_be_normalized(tmp_path):
   cached = _open(tmp_path, images=np.full((5, *_SHAPE), 7, np.uint8))
   assert min(cached.std) > 0
@@ -216,6 +233,8 @@ def _flip(path, position):
     lambda path: _index(path, shape=[5, 2, 2, 3]),
     lambda path: _index(path, shape=[-5, 2, 3, 3]),
     lambda path: _index(path, shape='many'),
+    lambda path: _index(path, shape=[float('inf'), 2, 3, 3]),
+    lambda path: _index(path, mean=[10**400] * 3),
     lambda path: _index(path, mean=[1.0]),
     lambda path: _index(path, mean=[float('nan')] * 3),
     lambda path: _index(path, std=[0.0] * 3),

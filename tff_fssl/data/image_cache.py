@@ -148,8 +148,10 @@ def _locked(folder: str):
 def _remove_leftovers(folder: str) -> None:
   """Removes unfinished folders of killed programs, within `_locked`."""
   for name in os.listdir(folder):
-    if _OURS.fullmatch(name):
-      shutil.rmtree(os.path.join(folder, name))
+    path = os.path.join(folder, name)
+    # No program leaves a link.
+    if _OURS.fullmatch(name) and not os.path.islink(path):
+      shutil.rmtree(path)
 
 
 class Made(NamedTuple):
@@ -193,6 +195,8 @@ def made(folder: str) -> list[Made]:
         if index.get('format') != _FORMAT:
           continue
         shape = tuple(map(int, index['shape']))
+        if len(shape) != 4:
+          continue
         states = [os.lstat(os.path.join(path, n)) for n in (_IMAGES, _INDEX)]
       # Another program may remove the folder meanwhile, or somebody edit it.
       except (OSError, KeyError, TypeError, ValueError):

@@ -246,11 +246,15 @@ class Partition:
     has_server = settings.scenario == names.LABELS_AT_SERVER
     at_server = settings.num_labels if has_server else 0
     wrong = self.wrong_labels
+    held = np.concatenate([*self._held(), self.wrong_examples])
+    is_index = (held >= 0) & (held < self.num_examples)
     for is_right, what in (
+      (np.all(is_index), 'num_examples'),
       (clients == settings.num_clients, 'num_clients'),
       (clients == len(self.client_labeled), 'client_labeled'),
       (
-        self.class_counts.shape == (clients, settings.num_classes),
+        self.class_counts.shape == (clients, settings.num_classes)
+        and np.all(self.class_counts >= 0),
         'class_counts',
       ),
       (len(self.validation) == settings.num_validation, 'validation'),
@@ -333,7 +337,10 @@ def count_classes(
 def _read_indices(values: Any, rank: int = 1) -> np.ndarray:
   """Reads integers from a file of unknown origin, or raises `ValueError`."""
   array = np.asarray(values)
-  if array.size and (array.ndim != rank or array.dtype != np.int64):
+  # Without an element, NumPy takes float64.
+  is_wrong = array.ndim != rank or (array.size and array.dtype != np.int64)
+  # No client: no row tells how many columns there are.
+  if is_wrong and array.shape != (0,):
     raise ValueError(f'it has {array.dtype} {list(array.shape)} for integers')
   return array.astype(np.int64)
 

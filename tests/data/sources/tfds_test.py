@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import os
 
 import numpy as np
@@ -157,6 +158,24 @@ def _classes(number):
         os.mkfifo(f / 'features.json'),
       ),
       'not a regular file',
+    ),
+    (
+      _features(lambda c: c['label']['classLabel'].update(numClasses=math.inf)),
+      'it holds Infinity',
+    ),
+    (
+      lambda f: _edit(
+        f / 'features.json',
+        lambda c: (c.clear(), c.update(content='{"image": 1e999}')),
+      ),
+      'it holds 1e999',
+    ),
+    (
+      lambda f: _edit(
+        f / 'dataset_info.json',
+        lambda c: c['splits'][0].update(shardLengths=[math.nan]),
+      ),
+      'it holds NaN',
     ),
     (_features(lambda c: c.pop('image')), '0 features of kind image'),
     (_features(lambda c: c.pop('label')), '0 features of kind classLabel'),

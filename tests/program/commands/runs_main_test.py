@@ -77,6 +77,7 @@ def test_watching_on_a_terminal_shows_what_fits(tmp_path, capsys, monkeypatch):
     (('file',), 'file: is not a folder'),
     (('--json', '--watch=2'), '--json: has no effect with --watch=2'),
     (('--watch=-1',), 'must be at least 0'),
+    (('--watch=1e20', '.'), '--watch=1e+20: must be at most'),
   ],
 )
 def test_mistakes(tmp_path, capsys, monkeypatch, arguments, words):

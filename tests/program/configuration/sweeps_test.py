@@ -153,6 +153,10 @@ def test_mistakes(grid, argv, words):
     ('[flags]\nmomentum = {low = 1, high = 0}', 'low must be less than high'),
     ('[flags]\nmomentum = {low = 0, high = 1, log = true}', 'must be above 0'),
     ('[flags]\nmomentum = {low = 0, high = 1, step = 2}', 'at most high - low'),
+    (
+      '[flags]\nmomentum = {low = 0.0, high = 1.0, step = 1e-320}',
+      'momentum: 0.0 to 1.0 (step 1e-320) are more than',
+    ),
     ('[flags]\nnorm = {low = "a", high = "b"}', 'only flags that are numbers'),
     ('[flags]\nfl2.rho = [0.1, 0.2]', '--algorithm=fl2'),
     (

@@ -261,6 +261,10 @@ def test_what_is_no_result_is_left_out(tmp_path):
   row_runs.write(tmp_path, _ROW.name, 'paper', 1, {800: (0.6, 0)}, alpha=0.3)
   row_runs.write(tmp_path, _ROW.name, 'paper', 2, {800: (0.6, 0)}, momentum=0.1)
   (tmp_path / _ROW.name / 'paper' / 'seed3').mkdir()
+  row_runs.write(tmp_path, _ROW.name, 'paper', 5, {800: (0.6, 0)})
+  flags_file = tmp_path / _ROW.name / 'paper' / 'seed5' / 'flags.txt'
+  text = flags_file.read_text()
+  flags_file.write_text(re.sub('--seed=.*', '--seed=abc', text))
   # Where only what computes in float32 belongs.
   bfloat16 = {'compute_dtype': 'bfloat16'}
   row_runs.write(tmp_path, _ROW.name, 'paper', 4, {800: (0.6, 0)}, **bfloat16)
@@ -273,12 +277,14 @@ def test_what_is_no_result_is_left_out(tmp_path):
     'seed2',
     'seed3',
     'seed4',
+    'flags.txt',
   ]
   expected = (
     'no evaluation yet',
     '--momentum differs',
     'is not a run',
     '--compute_dtype differs',
+    '--seed=abc is not a value',
   )
   for words, warning in zip(expected, warnings, strict=True):
     assert words in warning

@@ -91,6 +91,19 @@ def test_runs_are_found_once_and_at_any_depth(tmp_path):
   assert status_lib.find([first], warnings.append) == [first]
 
 
+def test_folders_are_sorted_by_numbers(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  # The last digit is none of a number.
+  for name in ('b_10', 'b_9', 'b_1²'):
+    _write(tmp_path / name, seed=1)
+    # The titles of groups are sorted, too.
+    with open(tmp_path / name / 'flags.txt', 'a') as file:
+      file.write(f'--another.flag={name}-{"1" * 5000}\n')
+  _, out, err = _call(capsys, '.')
+  lines = [line.split()[0] for line in out.splitlines() if line[:4] == '  b_']
+  assert (lines, err) == (['b_1²', 'b_9', 'b_10'], '')
+
+
 def test_files_that_cannot_be_used_cost_one_line_each(
   tmp_path, capsys, monkeypatch
 ):
@@ -102,6 +115,7 @@ def test_files_that_cannot_be_used_cost_one_line_each(
       pass
   with open(torn.train_csv, 'ab') as file:
     file.write(b'13,0.1,')  # A row that a kill has cut.
+  _beat(_write(tmp_path / 'late'), heartbeat.FINISHED, started=9e11)
   (tmp_path / 'foreign').mkdir()
   (tmp_path / 'foreign' / 'flags.txt').write_text('Our flags\n')
   code, out, err = _call(capsys, '.')
@@ -111,8 +125,11 @@ def test_files_that_cannot_be_used_cost_one_line_each(
   }
   assert lines['good'] == ['finished', '12/12', '74.0%', '74.0%']
   assert lines['torn'] == ['finished', '12/12']
-  assert len(err.splitlines()) == 3
-  for name in ('foreign/flags.txt', 'torn/heartbeat.json', 'torn/metrics/eval'):
+  assert len(err.splitlines()) == 4
+  for name in (
+    *('foreign/flags.txt', 'torn/heartbeat.json', 'torn/metrics/eval'),
+    'late/heartbeat.json',
+  ):
     assert f' {name}' in err
 
 

@@ -1,5 +1,7 @@
 """The files of checkpoints; tests of the manager have those of folders."""
 
+import hashlib
+import json
 import os
 
 import hypothesis
@@ -37,6 +39,62 @@ def test_of_whatever_edit_a_checkpoint_is_refused(tmp_path, data):
       continue
     # The header alone does not see what the leaves hold.
     assert read is checkpoint.read_header
+
+
+def _craft(path, change):
+  """Writes a checkpoint with another header and the right checksum."""
+  content = b''.join(checkpoint.encode({'a': np.arange(3)}))
+  start = content.index(b'\n') + 9
+  length = int.from_bytes(content[start - 8 : start], 'little')
+  fields = json.loads(content[start : start + length])
+  change(fields)
+  header = json.dumps(fields).encode()
+  content = b''.join(
+    (
+      content[: start - 8],
+      len(header).to_bytes(8, 'little'),
+      header,
+      content[start + length : -32],
+    )
+  )
+  path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda fields: fields.update(owner=None),
+    lambda fields: fields['owner'].update(flags='x'),
+    lambda fields: fields['owner'].update(flags=['x']),
+    lambda fields: fields['owner'].update(model='x'),
+    lambda fields: fields['owner'].update(model={'trainable': 3}),
+    lambda fields: fields.update(leaves=3),
+    lambda fields: fields.update(leaves={}),
+    lambda fields: fields['leaves'].append(3),
+    lambda fields: fields['leaves'][0].pop('kind'),
+    lambda fields: fields['leaves'][0].pop('path'),
+    lambda fields: fields['leaves'][0].update(path=5),
+    lambda fields: fields['leaves'][0].update(kind=[]),
+    lambda fields: fields['leaves'][0].update(kind='other'),
+    lambda fields: fields['leaves'][0].update(dtype=None),
+    lambda fields: fields['leaves'][0].update(dtype='object'),
+    lambda fields: fields['leaves'][0].update(dtype='O,O'),
+    lambda fields: fields['leaves'][0].update(shape='abc'),
+    lambda fields: fields['leaves'][0].update(shape=[3.0]),
+    lambda fields: fields['leaves'][0].update(shape=[-3]),
+    lambda fields: fields['leaves'][0].update(shape=[-3, -1]),
+    lambda fields: fields['leaves'][0].update(shape=[float('inf')]),
+    lambda fields: fields['leaves'][0].update(shape=[10**30]),
+    lambda fields: fields['leaves'][0].update(shape=[1] * 99 + [3]),
+  ],
+)
+def test_of_whatever_header_a_checkpoint_is_refused(tmp_path, change):
+  path = tmp_path / 'x.ckpt'
+  _craft(path, lambda fields: None)
+  np.testing.assert_array_equal(checkpoint.read(str(path))['a'], [0, 1, 2])
+  _craft(path, change)
+  with pytest.raises(checkpoint.DamagedError, match='it is '):
+    checkpoint.read(str(path))
 
 
 def test_a_checkpoint_of_an_older_version_does_not_say_its_name(tmp_path):

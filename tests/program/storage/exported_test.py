@@ -57,7 +57,8 @@ def test_what_is_not_whole(name, how, tmp_path):
 @pytest.mark.parametrize(
   'manifest',
   ['[]', '{}', '{"format": 2}', '{"format": 1, "round": 3, "files": []}',
-   '{"format": 1, "round": 3, "files": {"../../x": {"size": 1}}}', '[' * 99999],
+   '{"format": 1, "round": 3, "files": {"../../x": {"size": 1}}}', '[' * 99999,
+   '{"format": 1, "round": Infinity, "files": {}}'],
 )  # fmt: skip
 def test_manifests_from_elsewhere(manifest, tmp_path):
   folder = _export(tmp_path / 'model')

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+import written_runs
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.storage import heartbeat
@@ -155,3 +156,16 @@ def test_other_files_are_refused(path, content):
   with pytest.raises(UsageError) as error:
     heartbeat.read(str(path))
   assert str(error.value).startswith(f'{path}: it is not ')
+
+
+@pytest.mark.parametrize('name', ['pid', 'started', 'beat'])
+@pytest.mark.parametrize(
+  'value',
+  ['NaN', 'Infinity', '9e11', '-9e11', pytest.param('1' * 400, id='long')],
+)
+def test_numbers_that_no_process_has(path, name, value):
+  for state in (heartbeat.RUNNING, heartbeat.FINISHED):
+    written_runs.beat(path.parent, state, **{name: 'here'})
+    path.write_text(path.read_text().replace('"here"', value))
+    with pytest.raises(UsageError, match='it is not (a heartbeat|JSON)'):
+      heartbeat.read(str(path))

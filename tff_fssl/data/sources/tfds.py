@@ -7,7 +7,6 @@ network.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -495,7 +494,9 @@ def _features(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _content(feature: Mapping[str, Any]) -> dict[str, Any]:
   content = feature['content']
-  return json.loads(content) if isinstance(content, str) else content
+  if isinstance(content, str):
+    return files.parse_json('features.json', content)
+  return content
 
 
 def _feature(

@@ -32,6 +32,8 @@ _ABOUT = (
   'Each unusable file is named in a warning.'
 )
 _FOLDER = 'runs'
+# A day; the system cannot wait for more than some hundred years.
+_LONGEST_WATCH = 86_400
 # Moves to the upper left corner, and clears from there on.
 _CLEAR = '\x1b[H\x1b[J'
 
@@ -44,6 +46,7 @@ class RunsHparams:
     0.0,
     'Seconds until the list is renewed, until Ctrl-C. 0: list once.',
     minimum=0,
+    maximum=_LONGEST_WATCH,
   )
   json: bool = hparam(
     False,

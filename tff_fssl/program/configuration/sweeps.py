@@ -154,10 +154,14 @@ class Space:
         ' range; give a list, or a step without log, or'
         f' --sampler={RANDOM} or {TPE}'
       )
+    # A tiny step: their number would be infinite.
+    if self.high - self.low > self.step * _MAX_TRIALS:
+      raise UsageError(
+        f'{self.name}: {self.text} are more than {_MAX_TRIALS:,} values; give a'
+        f' greater step, or --sampler={RANDOM} or {TPE}'
+      )
     # Without the small number, 0.1 to 0.3 by 0.1 would lack its end.
     count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-    if count > _MAX_TRIALS:
-      raise UsageError(f'{self.name}: {self.text} are {count:,} values')
     values = (self.low + i * self.step for i in range(count))
     # 0.1 + 2 * 0.1 is 0.30000000000000004: round to 12 digits.
     return Space(

@@ -36,6 +36,7 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import output_tree
 
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
@@ -385,15 +386,17 @@ def _read(path: str, row: Row, compute_dtype: str) -> runs_lib.Run:
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
+  # Flags of a file that somebody may have edited.
+  given = output_tree.OutputTree(path).read_flags()
   # The place of the data does not matter, but some sets are unknown without it.
   more: dict[str, Any] = {
-    name: run.flags.get(name, '') for name in ('data_dir', 'seed')
+    name: given.get(name, '') for name in ('data_dir', 'seed')
   }
   more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
   config = row.config(more)
   now = {n: hparams.format_value(value) for n, value in config.flags().items()}
   # The row may have been corrected since the run was made.
-  differing, _ = config_lib.differences(run.flags, now)
+  differing, _ = config_lib.differences(given, now)
   if differing:
     raise UsageError(
       f'{path}: this run is not of the row as it is now (--{differing[0]}'

@@ -147,8 +147,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _natural(text: str) -> list[tuple[int, str]]:
   """Sorts 'seed_2' before 'seed_10'."""
-  parts = re.split(r'(\d+)', text)
-  return [(int(p), '') if p.isdigit() else (0, p) for p in parts]
+  # Python refuses to read numbers of thousands of digits.
+  parts = re.split(r'(\d{1,99})', text)
+  return [(int(p), '') if p.isdecimal() else (0, p) for p in parts]
 
 
 def read(path: str, warn: Callable[[str], None]) -> Status:

@@ -49,6 +49,7 @@ _ROW_NAME = re.compile(
 )
 
 
+_LEAF_KINDS = ('array', 'bytes')
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
 # An error names so many differences, and counts the others.
 _NUM_SHOWN = 3
@@ -122,6 +123,8 @@ class Owner:
     """Reads values of `encode`, or raises KeyError, TypeError or ValueError."""
     given, model = value['flags'], value['model']
     if given is not None:
+      if not isinstance(given, dict):
+        raise TypeError('flags must be an object')
       given = {str(name): str(text) for name, text in given.items()}
     if model is not None:
       model = {
@@ -234,7 +237,7 @@ def encode(
     else:
       # ascontiguousarray would turn scalars into vectors.
       array = np.asarray(value, order='C')
-    if array.dtype.kind not in 'biufc' and array.dtype.name != 'bfloat16':
+    if not _is_storable(array.dtype):
       raise TypeError(f'{path}: a checkpoint cannot hold {array.dtype}')
     # The format is little-endian, whatever machine wrote the array.
     if array.dtype.byteorder == '>':
@@ -424,10 +427,7 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     fields = json.loads(text)
     owner = Owner.decode(fields['owner'])
     leaves = fields['leaves']
-    end = start + sum(
-      math.prod(leaf['shape']) * _dtype(leaf['dtype']).itemsize
-      for leaf in leaves
-    )
+    end = start + sum(map(_leaf_size, leaves))
     version = str(fields['tff_fssl'])
     written_as = str(fields.get('name') or name)
   except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -443,6 +443,24 @@ def _read_header(file: BinaryIO, name: str) -> Header:
       f'it was written as {written_as!r}, and renamed; give it that name again'
     )
   return Header(version, owner, leaves, start, size)
+
+
+def _leaf_size(leaf: Mapping[str, Any]) -> int:
+  """Measures a leaf, or raises KeyError, TypeError or ValueError."""
+  path, kind, name = (leaf[key] for key in ('path', 'kind', 'dtype'))
+  if not (isinstance(path, str) and isinstance(name, str)):
+    raise TypeError('not text')
+  dtype, shape = _dtype(name), leaf['shape']
+  # `encode` writes no others: objects in a file would be pointers.
+  if kind not in _LEAF_KINDS or not _is_storable(dtype):
+    raise ValueError('of an unknown kind')
+  if not all(type(side) is int and side >= 0 for side in shape):
+    raise ValueError('not a shape')
+  return math.prod(shape) * dtype.itemsize
+
+
+def _is_storable(dtype: np.dtype) -> bool:
+  return dtype.kind in 'biufc' or dtype.name == 'bfloat16'
 
 
 def _dtype(name: str) -> np.dtype:

@@ -30,6 +30,9 @@ _LONGEST_SECS = 10.0
 _PATIENCE_SECS = 6 * _LONGEST_SECS
 # The file may be replaced by anything.
 _LARGEST = 2**16
+_LARGEST_PID = 2**31 - 1
+# In the year 5138: `datetime` ends with 9999.
+_LATEST = 1e11
 
 
 class Heart:
@@ -124,14 +127,20 @@ def read(path: str) -> dict[str, Any] | None:
   if not os.path.lexists(path):
     return None
   beat = files.read_json(path, limit=_LARGEST)
-  numbers = ('started', 'beat', 'pid')
-  if beat.get('state') not in (RUNNING, FINISHED, STOPPED, FAILED) or not all(
-    isinstance(beat.get(name), int | float) for name in numbers
-  ):
+  is_known = beat.get('state') in (RUNNING, FINISHED, STOPPED, FAILED)
+  pid = beat.get('pid')
+  # In Python, True is an int.
+  is_process = type(pid) is int and 0 < pid <= _LARGEST_PID
+  if not (is_known and is_process and _has_times(beat)):
     raise files.FileError(path, 'it is not a heartbeat of a run')
   if beat['state'] == RUNNING and not _is_alive(beat):
     beat['state'] = DEAD
   return beat
+
+
+def _has_times(beat: Mapping[str, Any]) -> bool:
+  times = (beat.get(name) for name in ('started', 'beat'))
+  return all(isinstance(t, int | float) and 0 <= t < _LATEST for t in times)
 
 
 def _is_alive(beat: Mapping[str, Any]) -> bool:
@@ -140,7 +149,7 @@ def _is_alive(beat: Mapping[str, Any]) -> bool:
   names = ('host', 'boot', 'namespace')
   if here['boot'] and all(beat.get(name) == here[name] for name in names):
     # Numbers of processes are used again: the start must agree, too.
-    started = _start_ticks(int(beat['pid']))
+    started = _start_ticks(beat['pid'])
     return started is not None and started == beat.get('pid_started')
   return time.time() - beat['beat'] < _PATIENCE_SECS
 

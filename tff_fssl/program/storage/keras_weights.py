@@ -149,7 +149,9 @@ def _extract(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
 
 def _layer_names(path: str, config: bytes) -> dict[str, str]:
   """Maps the key of each layer in the layout to the layer's name."""
-  layers = files.parse_json(path, config)['config']['layers']
+  # Keras writes infinite arguments of layers.
+  fields = files.parse_json(path, config, finite=False)
+  layers = fields['config']['layers']
   keys = _keys([str(layer['class_name']) for layer in layers])
   return {k: str(layer['config']['name']) for k, layer in zip(keys, layers)}
 
