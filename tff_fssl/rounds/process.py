@@ -89,7 +89,8 @@ def build_process(
   may need a `slot`, too: see `groups`.
 
   If clients took part but none sent a usable update, or there are fewer usable
-  clients than `min_clients`, only the round number in the state changes.
+  clients than `min_clients`, the round changes nothing but its number, and what
+  is due by that: ProtoFSSL's sent prototypes and FedMatch's choice of helpers.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
