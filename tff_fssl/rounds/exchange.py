@@ -129,8 +129,9 @@ class Population(NamedTuple):
       of its weights.
     num_classes: The number of classes.
     num_outputs: The width of the network's outputs, logits or embeddings.
-    robust: Whether the aggregator is `robust`. Then no single client may
-      determine the values that other clients receive.
+    robust: Whether the aggregator is `robust`. Then no single client determines
+      the prototypes of ProtoFSSL that others receive. FedMatch's helpers stay
+      models of single clients.
   """
 
   num_clients: int
