@@ -151,9 +151,9 @@ class FedRgd(base.Algorithm):
   grouping: str = hparam(
     POSITION,
     'How clients are put into groups, anew in each round. position: by their'
-    ' position in the cohort, so that groups differ by at most one client;'
-    ' random: each client draws its own, which needs nothing of the data source'
-    ' and gives unequal groups.',
+    ' position in the cohort, so that groups differ by at most one client if'
+    ' none drops out; random: each client draws its own, which needs nothing of'
+    ' the data source and gives unequal groups.',
     choices=(POSITION, RANDOM),
     when=lambda fedrgd: fedrgd.has_groups,
   )
