@@ -26,8 +26,8 @@ from tff_fssl.program.storage import output_tree
 _USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
 _ABOUT = (
   'Without FILE: draws the partition that programs/train.py draws with the same'
-  ' flags, and describes it. All flags of programs/train.py are accepted, so'
-  ' that its flagfiles work. The flags below have an effect.\n'
+  ' flags, and describes it. All flags of programs/train.py but --restart are'
+  ' accepted, so that its flagfiles work. The flags below have an effect.\n'
   'With FILE: describes the partition in a file that --output has written, or'
   ' that of a run (the --output_dir of programs/train.py). With two: also'
   ' compares them, the first before the slash.'
