@@ -130,7 +130,8 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
   partition = run_data.load_partition(config, data)
   rows = {'data set': data.name, **partitions.describe(partition)}
   if settings.output:
-    partition.save_json(settings.output)
+    with durable.storage_errors('--output'):
+      partition.save_json(settings.output)
     rows['written'] = settings.output
   drawn = _plot(partition, settings, data.class_names)
   console.show(console.table({**rows, **drawn}))
@@ -142,6 +143,7 @@ def _plot(
   """Draws a PNG file, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
-  durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-  partition_lib.plot(partition, settings.plot, class_names)
+  with durable.storage_errors('--plot'):
+    durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
+    partition_lib.plot(partition, settings.plot, class_names)
   return {'drawn': settings.plot}
