@@ -104,9 +104,25 @@ def test_made_folders_are_named_outermost_first(tmp_path):
   assert made == [str(tmp_path / 'a'), str(tmp_path / 'a/b')]
   assert durable.make_folder(str(tmp_path / 'a/b')) == []
   (tmp_path / 'file').touch()
-  with pytest.raises(UsageError, match='--x'):
+  with pytest.raises(UsageError, match='--x, then give the command again$'):
     with durable.storage_errors('--x'):
       os.mkdir(tmp_path / 'file' / 'c')
+
+
+def test_messages_name_the_flag_of_the_command(tmp_path):
+  (tmp_path / 'file').touch()
+  path = str(tmp_path / 'file' / 'c')
+  with durable.storage_errors():
+    for write in (
+      lambda: durable.write_file(path, []),
+      lambda: durable.make_folder(path),
+    ):
+      with pytest.raises(UsageError, match='--x, then give the command again$'):
+        with durable.storage_errors('--x'):
+          write()
+      # Afterwards, it is that of runs again.
+      with pytest.raises(UsageError, match=r'--output_dir, .* checkpoint\)$'):
+        write()
 
 
 def test_leftovers_are_removed_but_nothing_else(tmp_path):

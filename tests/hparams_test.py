@@ -10,6 +10,8 @@ from tff_fssl.hparams import hparam
 class _Hparams:
   kind: str = hparam('a', 'Which.', choices=('a', 'b'))
   rate: float = hparam(0.5, 'How fast.', minimum=0, maximum=1)
+  size: int = hparam(1, 'How large.', minimum=1)
+  seed: int = hparam(0, 'Any.')
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,9 @@ class _Hparams:
     ({'rate': -0.1}, '^--x.rate=-0.1: must be at least 0'),
     ({'rate': float('nan')}, 'must be a finite number'),
     ({'rate': 1e-40}, 'the range of float32'),
+    ({'size': -(10**11)}, 'must be from 1 to 2,147,483,647'),
+    ({'seed': -3_000_000_000}, 'from -2,147,483,647 to 2,147,483,647'),
+    ({'seed': 10**30}, r'=1000000000\.\.\.\(31 digits\): must be from'),
   ],
 )
 def test_values_are_checked_against_their_fields(given, message):

@@ -9,6 +9,7 @@ stop at each of them.
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import contextvars
 import errno
 import os
 import stat
@@ -16,6 +17,9 @@ import stat
 from tff_fssl.hparams import UsageError
 
 _TEMPORARY = '.writing_'
+_OUTPUT_DIR = '--output_dir'
+# The flag of the innermost `storage_errors` that names one.
+_flag = contextvars.ContextVar('flag', default=_OUTPUT_DIR)
 _REASONS = {
   errno.ENOSPC: 'the disk is full; free some space',
   errno.EDQUOT: 'the disk quota is used up; free some space',
@@ -31,11 +35,13 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
+def storage_errors(flag: str = '') -> Iterator[None]:
   """Turns disk errors that a user can fix into a `UsageError`.
 
   Args:
-    flag: The flag that names another place.
+    flag: The flag that names another place, also in the functions of this
+      module that are called inside. '': that of the `storage_errors` around
+      it, or else --output_dir.
 
   Yields:
     Once.
@@ -43,6 +49,8 @@ def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
   Raises:
     UsageError: In place of an error of the disk.
   """
+  flag = flag or _flag.get()
+  token = _flag.set(flag)
   try:
     yield
   except OSError as error:
@@ -51,10 +59,13 @@ def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
       if error.filename is None:
         raise  # The error is not about a file.
       reason = f'{error.strerror}; fix this'
+    resumes = ' (a run resumes from its last checkpoint)'
     raise UsageError(
       f'{error.filename or "writing"}: {reason.format(flag)}, then give the'
-      ' command again (a run resumes from its last checkpoint)'
+      f' command again{resumes if flag == _OUTPUT_DIR else ""}'
     ) from error
+  finally:
+    _flag.reset(token)
 
 
 def write_file(

@@ -192,8 +192,10 @@ def validate(instance: Any, prefix: str = '') -> None:
           f' {_MAX_FLOAT:g}, the range of float32'
         )
     elif isinstance(value, int) and abs(value) > _MAX_INT:
+      least = -_MAX_INT if low is None else low
+      most = _MAX_INT if high is None else high
       raise UsageError(
-        f'{flag}={_shortened(value)}: must be at most {_MAX_INT:,}'
+        f'{flag}={_shortened(value)}: must be from {least:,} to {most:,}'
       )
     strict = metadata.get('exclusive_minimum')
     if low is not None and (value < low or (strict and value == low)):

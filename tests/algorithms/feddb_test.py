@@ -323,12 +323,19 @@ class TestRounds:
     np.testing.assert_allclose(np.sum(together), 1, atol=1e-6)
 
   def test_distances_are_reported(self):
-    elements = [tiny_task.client(0, labeled=4, unlabeled=0)]
-    train = _run('feddb', elements=elements).metrics['client_work']['train']
-    # Without examples, APP-U is uniform.
-    np.testing.assert_allclose(train['app_u_distance'], 0, atol=1e-6)
-    train = _run('feddb').metrics['client_work']['train']
-    assert 0 < train['app_u_distance'] < 1
+    without, with_some = (
+      tiny_task.client(i, labeled=4, unlabeled=n) for i, n in enumerate((0, 6))
+    )
+    distances = [
+      _run('feddb', {'weights': 'uniform'}, elements=elements).metrics[
+        'client_work'
+      ]['train']['app_u_distance']
+      for elements in ([without], [with_some], [without, with_some])
+    ]
+    assert np.isnan(distances[0])
+    assert 0 < distances[1] < 1
+    # A client without unlabelled examples does not count.
+    np.testing.assert_allclose(distances[2], distances[1], rtol=1e-6)
 
   def test_a_round_without_clients_changes_nothing(self):
     process = tiny_rounds.build('feddb', _CLIENTS)

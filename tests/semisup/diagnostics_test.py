@@ -53,7 +53,9 @@ def test_unknown_hidden_labels_count_for_the_ratio_alone():
 def test_kept_and_confident_have_columns_of_their_own():
   confident = np.array([True, False, False, False, False])
   metrics = diagnostics.kept_and_confident(_PREDICTED, _TRUE, _KEPT, confident)
-  assert tuple(metrics) == diagnostics.KEPT_AND_CONFIDENT
+  assert tuple(metrics) == diagnostics.names(
+    diagnostics.PSEUDO_LABEL, diagnostics.HIGH_CONFIDENCE
+  )
   means = _means(metrics | {'high_confidence_correct_to_wrong': (0.0, 1.0)})
   assert means['pseudo_label_ratio'] == pytest.approx(0.6)
   assert means['high_confidence_ratio'] == pytest.approx(0.2)

@@ -44,8 +44,8 @@ AGGREGATORS = {
   ROBUST: Aggregator(
     'the geometric median of updates that are clipped to the median norm and'
     ' mixed with their nearest neighbours. Medians also bound weights, static'
-    ' batch norm statistics and rows that clients receive from others. Only'
-    ' this aggregator resists lying clients',
+    " batch norm statistics and ProtoFSSL's prototypes, but not FedMatch's"
+    ' helpers. Only this aggregator resists lying clients',
     'tff_fssl.aggregators.factory:build_robust',
     _LIMITS,
   ),

@@ -93,8 +93,8 @@ class FedDb(base.Algorithm):
   metrics = (
     metrics_lib.client_metric(
       'app_u_distance',
-      'Distance (total variation) of the mean prediction that a client sends'
-      ' from uniform, mean over clients.',
+      'Distance (total variation) of the mean prediction of a client from'
+      ' uniform, mean over clients with unlabelled examples.',
       metrics_lib.SHARE,
       curve=metrics_lib.Curve('Distance of mean predictions from uniform'),
     ),
@@ -198,8 +198,10 @@ class FedDb(base.Algorithm):
     del metrics
     app_u = client.carried[_APP_U]
     distance = 0.5 * tf.reduce_sum(tf.abs(app_u - 1.0 / app_u.shape[0]))
+    # Without unlabelled examples, APP-U is uniform by definition.
+    has = tf.cast(tf.size(client.unlabeled.y) > 0, tf.float32)
     output = base.ClientOutput(
-      metrics={'app_u_distance': base.Mean.ratio(distance, 1)}
+      metrics={'app_u_distance': base.Mean.ratio(distance * has, has)}
     )
     if self.weights == COHORT:
       old, new = (

@@ -8,9 +8,10 @@ abstract was available.
 
 In a round, with S groups:
 1.  Clients form groups by their position in the cohort, in an order that is
-    drawn for the round. A client receives the model theta_g of its group g.
-    With labels at the clients, the first client of each group receives the
-    global model theta instead.
+    drawn for the round. Groups differ by at most one client, unless clients
+    drop out. A client receives the model theta_g of its group g. With labels at
+    the clients, the first client of each group receives the global model theta
+    instead.
 2.  A client trains on FixMatch's loss (the consistency regularization loss).
     With labels at the clients, the loss of a labelled batch is added.
 3.  With labels at the server, the server trains S copies of theta on its
@@ -151,9 +152,9 @@ class FedRgd(base.Algorithm):
   grouping: str = hparam(
     POSITION,
     'How clients are put into groups, anew in each round. position: by their'
-    ' position in the cohort, so that groups differ by at most one client;'
-    ' random: each client draws its own, which needs nothing of the data source'
-    ' and gives unequal groups.',
+    ' position in the cohort, so that groups differ by at most one client if'
+    ' none drops out; random: each client draws its own, which needs nothing of'
+    ' the data source and gives unequal groups.',
     choices=(POSITION, RANDOM),
     when=lambda fedrgd: fedrgd.has_groups,
   )

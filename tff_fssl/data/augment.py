@@ -195,7 +195,7 @@ def build_views(
 
   Args:
     image_shape: (height, width, channels), channels 1 or 3.
-    policy: The policy for strong views, `fl2` or `fixmatch`.
+    policy: The policy for strong views, of `names.AUGMENTATION_POLICIES`.
     mean: Mean of pixels / 255, per channel.
     std: Standard deviation of pixels / 255, per channel, > 0.
     flip: Whether views may be mirrored.

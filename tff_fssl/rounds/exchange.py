@@ -130,8 +130,9 @@ class Population(NamedTuple):
     num_classes: The number of classes.
     num_outputs: The width of the network's outputs, logits or embeddings.
     plain_mean: Whether the aggregator is TFF's mean, and changes no update.
-    robust: Whether the aggregator is `robust`. Then no single client may
-      determine the values that other clients receive.
+    robust: Whether the aggregator is `robust`. Then no single client should
+      determine the values that others receive. Where it does, the algorithm's
+      page says so.
   """
 
   num_clients: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, TypeAlias
 
@@ -89,7 +89,8 @@ def build_process(
   may need a `slot`, too: see `groups`.
 
   If clients took part but none sent a usable update, or there are fewer usable
-  clients than `min_clients`, only the round number in the state changes.
+  clients than `min_clients`, the round changes nothing but its number, and what
+  is due by that: ProtoFSSL's sent prototypes and FedMatch's choice of helpers.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
@@ -377,9 +378,7 @@ class _Assembly:
       collect_rows=collect_rows,
       counts=counts,
       reports_too_few=bool(min_clients),
-      keeps_aggregator=isinstance(
-        self._model_aggregator, privacy.PrivateMeanFactory
-      ),
+      keeps_aggregator=self._is_private,
       communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,
@@ -387,9 +386,12 @@ class _Assembly:
         report_bytes=report_bytes,
       ),
     )
-    later = phases if self._clients.has_second_phase else ()
-    self._describe(process, part, len(later))
+    self._describe(process, part, phases)
     return process
+
+  @property
+  def _is_private(self) -> bool:
+    return isinstance(self._model_aggregator, privacy.PrivateMeanFactory)
 
   def _collect_rows(self) -> tuple[Any, tff.Type | None]:
     """Returns `collecting.build_collect`'s result if `update` needs rows."""
@@ -401,7 +403,7 @@ class _Assembly:
     self,
     process: composer.FsslProcess,
     part: client_work.ClientPart,
-    num_later_phases: int,
+    phases: Sequence[composer.LastPhase],
   ) -> None:
     """Sets the attributes that describe the process."""
     process.num_classes = self._networks.num_classes
@@ -411,7 +413,8 @@ class _Assembly:
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._states.prediction
     process.min_clients = self._hparams.min_clients
-    process.num_phases = 1 + num_later_phases
+    own = phases if self._clients.has_second_phase else ()
+    process.num_phases = 1 + len(own)
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )

@@ -123,7 +123,3 @@ def names(*prefixes: str) -> tuple[str, ...]:
     ('confident_ratio', 'confident_accuracy')
   """
   return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)
-
-
-# The metrics of `kept_and_confident`.
-KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)

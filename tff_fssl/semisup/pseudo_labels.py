@@ -25,7 +25,8 @@ def loss(
       gradient flows through them.
     logits: float32 [B, C], the predictions to train.
     hidden_labels: int32 [B], for metrics only, -1 where unknown.
-    weights: float32 [B], 0 for fillers, which do not count.
+    weights: float32 [B], 0 for fillers, whose loss is 0. The loss is a mean
+      over the whole batch, fillers included; metrics leave them out.
     threshold: The least probability of a pseudo-label, in [0, 1].
 
   Returns:

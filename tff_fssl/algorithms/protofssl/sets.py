@@ -66,9 +66,10 @@ def build_list(
   prototypes, the server keeps the old ones.
 
   With a robust aggregator there is one set instead. It has for each class the
-  median of all clients' prototypes, entry by entry, so that a minority of
-  clients cannot move it out of the others' range. A class that fewer than three
-  clients have keeps its old prototype.
+  median, entry by entry, of the prototypes of those clients that send the
+  class. A minority of these cannot move it out of the others' range. Liars who
+  are most of those that send a class determine its prototype. A class that
+  fewer than three clients send keeps its old one.
 
   Args:
     population: The classes and the width of embeddings.

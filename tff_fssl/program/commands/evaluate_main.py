@@ -51,9 +51,9 @@ def evaluate_main(
 
   records = runs.read_each(parsed.positional, evaluate, main_lib.warn)
   if settings.output:
-    durable.write_file(
-      settings.output, [f'{json.dumps(records, indent=2)}\n'.encode()]
-    )
+    content = f'{json.dumps(records, indent=2)}\n'.encode()
+    with durable.storage_errors('--output'):
+      durable.write_file(settings.output, [content])
 
 
 def _check(

@@ -26,8 +26,8 @@ from tff_fssl.program.storage import output_tree
 _USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
 _ABOUT = (
   'Without FILE: draws the partition that programs/train.py draws with the same'
-  ' flags, and describes it. All flags of programs/train.py are accepted, so'
-  ' that its flagfiles work. The flags below have an effect.\n'
+  ' flags, and describes it. All flags of programs/train.py but --restart are'
+  ' accepted, so that its flagfiles work. The flags below have an effect.\n'
   'With FILE: describes the partition in a file that --output has written, or'
   ' that of a run (the --output_dir of programs/train.py). With two: also'
   ' compares them, the first before the slash.'
@@ -130,7 +130,8 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
   partition = run_data.load_partition(config, data)
   rows = {'data set': data.name, **partitions.describe(partition)}
   if settings.output:
-    partition.save_json(settings.output)
+    with durable.storage_errors('--output'):
+      partition.save_json(settings.output)
     rows['written'] = settings.output
   drawn = _plot(partition, settings, data.class_names)
   console.show(console.table({**rows, **drawn}))
@@ -142,6 +143,7 @@ def _plot(
   """Draws a PNG file, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
-  durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-  partition_lib.plot(partition, settings.plot, class_names)
+  with durable.storage_errors('--plot'):
+    durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
+    partition_lib.plot(partition, settings.plot, class_names)
   return {'drawn': settings.plot}

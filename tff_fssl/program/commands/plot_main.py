@@ -58,11 +58,13 @@ def plot_main(settings: PlotHparams, parsed: flags.ParsedFlags) -> None:
   runs = runs_lib.read_all(paths, main_lib.warn)
   paths = [run.path for run in runs]
   output = settings.output or output_tree.default_report(paths, 'curves.png')
-  durable.make_folder(os.path.dirname(os.path.abspath(output)))
-  titles = plots.plot(
-    runs_lib.group_runs(runs),
-    output,
-    settings.x,
-    [word.strip() for word in settings.diagrams.split(',') if word.strip()],
-  )
+  diagrams = [word.strip() for word in settings.diagrams.split(',')]
+  with durable.storage_errors('--output'):
+    durable.make_folder(os.path.dirname(os.path.abspath(output)))
+    titles = plots.plot(
+      runs_lib.group_runs(runs),
+      output,
+      settings.x,
+      list(filter(None, diagrams)),
+    )
   console.show(f'{output}: {", ".join(titles)}')

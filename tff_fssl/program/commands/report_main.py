@@ -74,8 +74,9 @@ def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
   content = report.page(run_groups, models).encode()
   members = [run.path for group in run_groups for run in group.runs]
   output = settings.output or output_tree.default_report(members, 'report.html')
-  durable.make_folder(os.path.dirname(os.path.abspath(output)))
-  durable.write_file(output, [content])
+  with durable.storage_errors('--output'):
+    durable.make_folder(os.path.dirname(os.path.abspath(output)))
+    durable.write_file(output, [content])
   console.show(output)
 
 

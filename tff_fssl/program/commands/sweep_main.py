@@ -24,9 +24,9 @@ _USAGE = 'programs/sweep.py --grid=FLAG=VALUE,VALUE [--FLAG=VALUE ...]'
 _ABOUT = (
   'Trains with every combination of some values of flags, or searches by random'
   ' or TPE search, and chooses the trial with the best validation accuracy, the'
-  ' mean over seeds. Needs --num_validation. All flags of programs/train.py may'
-  ' be given; they are those of every trial. The same command continues a sweep'
-  ' that was stopped.\n'
+  ' mean over seeds. Needs --num_validation. All flags of programs/train.py but'
+  ' --restart may be given; they are those of every trial. The same command'
+  ' continues a sweep that was stopped.\n'
   '--output_dir, on the command line, is the folder of the sweep, whose runs'
   " are in trials/; otherwise it is that of the flagfile's run, followed by"
   ' _sweep. At the end, the test accuracies of the best trial and of the'

@@ -24,7 +24,7 @@ NAME = 'deployment.json'
 EVALUATION = 'evaluation'
 # Copies of files of a run.
 AVAILABILITY = 'availability.csv'
-COPIED = ('partition.json', 'partition.png', 'frozen.ckpt')
+COPIED = ('partition.json', 'frozen.ckpt')
 
 # How names of the program begin, and paths of a checkpoint.
 STATE, METRICS, PROCESS = 'state/', 'metrics/', 'process/'

@@ -58,7 +58,7 @@ class EvaluateHparams:
     '', "Folder of decoded images; if empty, the run's own setting."
   )
   batch_size: int = hparam(
-    256, 'Number of images in a batch.', minimum=1, maximum=2**20
+    256, 'Number of examples in a batch.', minimum=1, maximum=2**20
   )
   run_model_file: bool = hparam(
     False,

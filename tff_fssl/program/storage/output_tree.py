@@ -4,12 +4,15 @@ The system releases the lock when the process ends, however that ends.
 
 A run:
 
+.lock               who writes to the folder, as in a sweep's
 flags.txt           the flagfile that repeats the run
 private.txt         files not to publish, if the aggregator protects clients
 partition.json/png  the partition of the examples
 availability.csv    which clients can be drawn when, if not all always
 compute.json        the compute of clients and server in a round
 heartbeat.json      the state of the run
+summary.json        the results, once it has finished
+frozen.ckpt         weights of layers that do not train, if any
 checkpoints/        round_N.ckpt
 client_rows/        the last rows of clients, if they are not in checkpoints
 metrics/            train.csv, eval.csv: equal for equal commands;

@@ -52,6 +52,12 @@ def test_tables_of_texts(read, app, tmp_path):
   (x, y), unlabeled = read(path)
   assert x.shape == (1, 5) and x.dtype == np.int32 and y.tolist() == [1]
   assert len(unlabeled) == 1
+  path.write_text('text,label\na b,dog\nc,-1\n')
+  (_, y), unlabeled = read(path)
+  assert y.tolist() == [1] and len(unlabeled) == 1
+  path.write_text('text,label\na b,-2\n')
+  with pytest.raises(app.readers.ReadError, match="'-2' is no class"):
+    read(path)
   path.write_text('words\na\n')
   with pytest.raises(app.readers.ReadError, match='column text'):
     read(path)

@@ -28,7 +28,7 @@ def read(
     path: A folder with images (CLASS/*.jpg, unlabeled/*.jpg), a file .csv with
       columns text and label, or a file .npz with arrays x and y, where x are
       examples as the network's views take them. Labels are names of classes,
-      in an .npz file also their numbers; '' or -1: not known.
+      in an .npz file also their numbers; '' or -1, also as text: not known.
     folder: The folder of the program, unless it is in this app.
 
   Returns:
@@ -64,6 +64,9 @@ def _class_of(label: Any, about: dict[str, Any], path: str) -> int:
     return -1
   if isinstance(label, int) and 0 <= label < len(names):
     return label
+  # In a table, numbers are text. A class may have that name.
+  if label == str(work.UNKNOWN_LABEL) and label not in names:
+    return -1
   if str(label) not in names:
     raise ReadError(f'{path}: {label!r} is no class; classes are {names}')
   number: int = names.index(str(label))
