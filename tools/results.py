@@ -261,7 +261,7 @@ def _difference(
 ) -> str:
   """Writes the mean difference over common seeds, with its p-value."""
   pairs = compare.pair(ours, theirs)
-  if not len(pairs):
+  if not len(pairs) or not np.isfinite(pairs).all():
     return ''
   text = f'{np.mean(pairs[:, 0] - pairs[:, 1]):+.1f}'
   shown = compare.p_value(p_value)

@@ -265,3 +265,18 @@ def test_a_layer_of_a_user_may_need_autograph():
   eager = network.logits(images, training=True)
   np.testing.assert_allclose(predict(images), eager, rtol=1e-5)
   assert np.any(gradients(images)[-2])
+
+
+def test_preprocessing_layers_survive_an_eager_check():
+  def model_fn():
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input((2, 2, 1)),
+        layers.Normalization(),
+        layers.Flatten(),
+        layers.Dense(2),
+      ]
+    )
+
+  assert adapter.Network(model_fn, seed=1).num_outputs == 2

@@ -579,6 +579,12 @@ _REFUSED = {
     lambda: _under_policy('float64', _sequential),
     'is float64',
   ),
+  'constraint': (
+    lambda: _sequential(
+      _LAYERS.Conv2D(4, 1, kernel_constraint=tf.keras.constraints.NonNeg())
+    ),
+    'kernel.* has a constraint',
+  ),
   'float16': (
     lambda: _sequential(_LAYERS.Conv2D(4, 1, dtype='mixed_float16')),
     'computes in float16',

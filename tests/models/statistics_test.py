@@ -149,3 +149,29 @@ def test_pooled_equals_moments_of_all_images():
   np.testing.assert_allclose(new.non_trainable[0], mean, atol=1e-6)
   np.testing.assert_allclose(new.non_trainable[1], variance, rtol=1e-5)
   assert float(new.statistics_count) == 20.0
+
+
+@pytest.mark.parametrize('kind', ['pooled', 'batch_mean'])
+def test_a_shared_layer_pools_its_calls_by_their_values(kind):
+  def model_fn():
+    layer = tf.keras.layers.BatchNormalization()
+    images = tf.keras.Input([4, 4, 1])
+    small = tf.keras.layers.AveragePooling2D(2)(images)
+    outputs = [tf.keras.layers.Flatten()(layer(x)) for x in (images, small)]
+    logits = tf.keras.layers.Dense(2)(tf.keras.layers.concatenate(outputs))
+    return tf.keras.Model(images, logits)
+
+  network = adapter.Network(model_fn, seed=0)
+  weights = network.initial_weights()
+  images = tf.random.stateless_normal([8, 4, 4, 1], [1, 2])
+  sums = statistics.gather(
+    network, weights, images, _VIEWS, kind=kind, batch_size=8
+  )
+  new = statistics.put(network, weights, sums, kind=kind)
+  small = tf.nn.avg_pool2d(images, 2, 2, 'VALID')
+  values = [np.ravel(images), np.ravel(small)]
+  if kind == 'pooled':
+    expected = np.var(np.concatenate(values))
+  else:
+    expected = np.mean([np.var(v, ddof=1) for v in values])
+  np.testing.assert_allclose(new.non_trainable[1], [expected], rtol=1e-4)

@@ -66,3 +66,14 @@ def test_other_kinds_are_refused():
 
   with pytest.raises(NotImplementedError, match='runs TensorFlow'):
     _load(identity)
+
+
+def test_what_clients_would_share_is_refused():
+  @tff.tensorflow.computation(np.float32)
+  def count(x):
+    queue = tf.queue.FIFOQueue(9, [tf.float32])
+    with tf.control_dependencies([queue.enqueue([x])]):
+      return queue.size()
+
+  with pytest.raises(NotImplementedError, match='FIFOQueueV2'):
+    _load(count)

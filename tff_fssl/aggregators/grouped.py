@@ -137,9 +137,9 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
         for u in update[: self._num_trainable]
       ]
     )
-    # Empty groups have a diversity of 0/0, and are not counted.
     diversity = mean(sums['squares']) / norms
-    some = weights > 0.0
+    # Others, without clients or without a change, have a diversity of 0/0.
+    some = (weights > 0.0) & (norms > 0.0)
     place = collections.OrderedDict(
       sizes=sums['sizes'], starts=mean(sums['starts'])
     )

@@ -150,6 +150,8 @@ class Network:
         ],
       )
     if seed is not None:
+      for layer in self._finalized_layers:  # Traces have left their tensors.
+        layer.finalize_state()
       checks.check_initial_weights(model, symbolic)
 
   def _trial(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:

@@ -278,9 +278,9 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
     compute_dtype: The type in which the layers should compute.
 
   Raises:
-    UsageError: If nothing is trainable, a trainable weight is not float32, no
-      layer computes in `compute_dtype`, a layer computes in float16, or a batch
-      normalization uses other moments than the batch's.
+    UsageError: If nothing is trainable, a trainable weight is not float32 or
+      has a constraint, no layer computes in `compute_dtype`, a layer computes
+      in float16, or a batch normalization uses other moments than the batch's.
   """
   what = f'model {model.name!r}'
   if not model.trainable_variables:
@@ -291,6 +291,11 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
         f'{what}: weight {variable.name!r} is {variable.dtype.name}; trainable'
         ' weights must be float32 (to compute in less, set'
         ' compute_dtype=bfloat16)'
+      )
+    if getattr(variable, 'constraint', None) is not None:
+      raise UsageError(
+        f'{what}: weight {variable.name!r} has a constraint, which neither'
+        ' local training nor a mean over clients keeps; remove it'
       )
   dtypes = {
     layer.compute_dtype

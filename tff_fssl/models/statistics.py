@@ -105,10 +105,17 @@ def gather(
     size = tf.cast(tf.minimum(batch_size, num_images - start), tf.float32)
     weight = tf.constant(1.0) if kind == BATCH_MEAN else size
     first, second = list(sums.first), list(sums.second)
-    calls = [m.layer for m in recorded]
+    calls: dict[int, list[tf.Tensor]] = {}
     for moments in recorded:
-      # A layer that the model calls several times counts once.
-      share = weight / calls.count(moments.layer)
+      calls.setdefault(moments.layer, []).append(moments.count)
+    for moments in recorded:
+      # A layer that the model calls several times counts once: by the number of
+      # values in each call, or as mean over its calls.
+      counts, share = calls[moments.layer], weight
+      if len(counts) > 1:
+        share /= len(counts)
+        if kind != BATCH_MEAN:
+          share = weight * moments.count / tf.add_n(counts)
       offset = moments.mean - shifts[moments.layer]
       if kind == BATCH_MEAN:
         square = (

@@ -66,7 +66,7 @@ def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
     devices: The result of `resolve_client_devices`.
 
   Returns:
-    A number of at least 1. Results do not depend on it.
+    A number of at least 1.
 
   Raises:
     tff_fssl.hparams.UsageError: If `client_threads` is negative.

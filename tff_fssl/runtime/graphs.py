@@ -66,7 +66,8 @@ def load_graph(proto: Any) -> Graph:
     initialisation.
 
   Raises:
-    NotImplementedError: If the computation is not a TensorFlow computation.
+    NotImplementedError: If the computation is not a TensorFlow computation, or
+      has queues or other resources that cannot be private.
   """
   kind = proto.WhichOneof('computation')
   if kind != 'tensorflow':
@@ -162,6 +163,11 @@ def _make_resources_private(graph_def: tf.compat.v1.GraphDef) -> None:
       for name in ('container', 'shared_name', 'use_node_name_sharing'):
         if name in node.attr:
           del node.attr[name]
+    elif 'shared_name' in node.attr:
+      raise NotImplementedError(
+        f'This runtime does not support operations {node.op}: all clients and'
+        ' rounds would share their state.'
+      )
 
 
 def find_ancestors(

@@ -155,7 +155,7 @@ class _PhaseRun:
     self._pickled: dict[int, Any] = {}
 
   def __call__(self, check: Callable[[], None]) -> Any:
-    """Returns (accumulators, clients' kept values, seconds of accumulation)."""
+    """Returns (accumulators, clients' kept values, seconds of merging)."""
     phase, count = self._phase, self._argument.num_clients
     merger = phases.Merger(phase, self._server)
     new: dict[operations.Slot, list[Any]] = {slot: [] for slot in phase.kept}
@@ -168,7 +168,6 @@ class _PhaseRun:
     # Once for each machine, not for each worker.
     sent = self._ray.put(portable.encode_server(phase, self._server))
     digest, computation = self._context._sent[self._program]
-    seconds = 0.0
 
     def submit(actor: Any, group: int) -> Any:
       encoded = self._encode(groups[group])
@@ -177,7 +176,6 @@ class _PhaseRun:
       )
 
     def consume(group: int, done: ray_worker.Done) -> None:
-      nonlocal seconds
       del group
       merger.add(
         {
@@ -189,7 +187,6 @@ class _PhaseRun:
         new[slot].extend(portable.decode(value, slot.type) for value in values)
       for recipe, item in done.reports:
         self._recipes[recipe].received(item)
-      seconds += done.seconds
 
     self._context.pool.run(len(groups), submit, consume, check)
     return merger.totals, new, merger.seconds

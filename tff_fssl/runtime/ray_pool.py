@@ -259,7 +259,11 @@ class _Groups:
     ahead = self._next + 2 * len(names)
     while idle and self._waiting and self._waiting[0] < max(ahead, 1):
       group, actor = heapq.heappop(self._waiting), idle.popleft()
-      reference = self._submit(actor, group)
+      try:
+        reference = self._submit(actor, group)
+      except BaseException:
+        idle.append(actor)  # It got no work.
+        raise
       self._busy[reference] = _Busy(actor, group, time.monotonic())
     self._pool._num_busy = len(self._busy)
 

@@ -36,7 +36,8 @@ class Settings:
       `'gpu:0,gpu:1'`. Client i runs on device (i mod n). Logical devices must
       have been configured before.
     client_threads: The number of clients that run at a time. 0: one that suits
-      the devices. Results do not depend on it.
+      the devices. Results do not depend on it, unless a computation draws from
+      TensorFlow's stateful random operations.
     simulate_secure_aggregation: Whether `federated_secure_sum` and similar
       operators are replaced by plain sums, which protect nothing. If not, they
       raise `NotImplementedError`.

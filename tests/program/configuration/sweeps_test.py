@@ -120,6 +120,7 @@ def test_the_definition_is_what_results_depend_on():
     (('clients_per_round=5,30',), (), 'must be at most --num_clients=20'),
     (('seed=1,2',), (), '--seed cannot vary'),
     (('num_validation=100,200',), (), '--num_validation cannot vary'),
+    (('dataset=digits,mnist',), (), '--dataset cannot vary'),
     (('client_threads=1,2',), (), 'does not change results'),
     (('momentum=0',), ('--num_validation=0',), 'selects by validation'),
     (('momentum=0', 'momentum=0.5'), (), '--grid=momentum: is given twice'),

@@ -94,6 +94,36 @@ def test_means_spread_and_tests(tmp_path, capsys):
   assert tested == ['+10.0', f'{welch:.3f}', f'{paired:.3f}']
 
 
+def test_equal_differences_tell_no_spread(tmp_path, capsys):
+  assert np.isnan(
+    compare.paired_p_value({'0': 90.3, '1': 91.3}, {'0': 80.3, '1': 81.3})
+  )
+  paths = [
+    _run(tmp_path / f'{name}{seed}', name, seed, [0.1, accuracy])
+    for name, accuracy in (('fl2', 0.9), ('supervised', 0.8))
+    for seed in range(2)
+  ]
+  _, out, _ = _compare(capsys, *paths)
+  # Neither Welch's test nor the paired one knows a spread.
+  assert _cells(out, 'supervised')[1][0] == '+10.0' and '0.001' not in out
+
+
+def test_seeds_that_are_not_paired_are_named(tmp_path, capsys):
+  values = {
+    'fl2': {0: 0.99, 1: 0.80, 2: 0.815},
+    'supervised': {1: 0.82, 2: 0.83, 3: 0.50},
+  }
+  paths = [
+    _run(tmp_path / f'{name}{seed}', name, seed, [0.1, accuracy])
+    for name, accuracies in values.items()
+    for seed, accuracy in accuracies.items()
+  ]
+  _, out, _ = _compare(capsys, *paths)
+  tested = _cells(out, 'supervised')[1]
+  assert tested[0] == '+15.2'
+  assert tested[-1].endswith('(-1.8 over 2 common seeds)')
+
+
 def test_several_differences_are_corrected(tmp_path, capsys):
   values = {
     'fl2': [0.50, 0.52, 0.57],

@@ -63,6 +63,17 @@ def test_bad_pseudo_labels_that_are_better_than_chance(tmp_path, accuracy):
   assert not _find(path)
 
 
+def test_small_cohorts_see_few_pseudo_labels(tmp_path):
+  columns = {
+    f'{_TRAIN}/pseudo_label_accuracy': 0.14,
+    f'{_TRAIN}/num_clients': 0.01,
+  }
+  path = written_runs.write(tmp_path / 'a', columns=columns)
+  written_runs.write_partition(path)
+  (found,) = _find(path)
+  assert 'not significantly better than chance' in found
+
+
 def test_few_pseudo_labels_tell_little(tmp_path):
   columns = {
     f'{_TRAIN}/pseudo_label_accuracy': 0.25,

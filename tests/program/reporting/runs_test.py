@@ -76,3 +76,15 @@ def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
   paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
   (group,) = runs.group_runs([runs.read_run(path) for path in paths])
   np.testing.assert_array_equal(group.curve('test/accuracy')[0], [2, 4])
+
+
+def test_curves_without_a_common_round_are_unknown(tmp_path):
+  paths = [_run(tmp_path / name, i) for i, name in enumerate('ab')]
+  for path, known in zip(paths, (1, 2), strict=True):
+    table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
+    table.truncate_after(0)
+    for r in (1, 2):
+      value = 0.5 if r == known else np.nan
+      table.log(r, {f'{_TRAIN}/pseudo_label_accuracy': value})
+  (group,) = runs.group_runs([runs.read_run(path) for path in paths])
+  assert group.curve(f'{_TRAIN}/pseudo_label_accuracy') is None

@@ -33,7 +33,10 @@ _MAX_TRIALS = 10_000
 # Flags that a sweep sets itself, or that would change its selection.
 _NOT_VARIED = {
   'seed': 'each trial trains with all of --seeds',
-  'num_validation': 'trials are compared on the same validation examples',
+  **dict.fromkeys(
+    ('num_validation', 'dataset', 'label_field', 'svhn_extra', 'test_share'),
+    'trials are compared on the same validation examples',
+  ),
 }
 
 

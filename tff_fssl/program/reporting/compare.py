@@ -19,6 +19,8 @@ from tff_fssl.program.storage import summary
 TEST_ACCURACY = 'test/accuracy'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
+# In points of accuracy: less is rounding.
+_NO_SPREAD = 1e-9
 # Rounds compile if it takes longer, in seconds: looking up what is compiled
 # takes some microseconds.
 _COMPILING = 0.1
@@ -410,9 +412,10 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
       # For one value, or equal values, SciPy gives NaN; the cell stays blank.
       warnings.simplefilter('ignore')
       # Welch's, since algorithms differ in their spread over seeds.
-      welch = stats.ttest_ind(
-        list(ours.values()), list(theirs.values()), equal_var=False
-      ).pvalue
+      samples = [list(values.values()) for values in (ours, theirs)]
+      welch = stats.ttest_ind(*samples, equal_var=False).pvalue
+    if max(map(np.ptp, samples)) < _NO_SPREAD:
+      welch = math.nan
     paired = paired_p_value(ours, theirs)
     paired_p_values.append(paired)
     difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
@@ -421,7 +424,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
         group.label,
         f'{difference:+.1f}',
         p_value(welch),
-        p_value(paired),
+        _paired_text(paired, ours, theirs),
       ]
     )
   # For one difference, nothing is corrected.
@@ -438,6 +441,17 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     ],
     rows,
   )
+
+
+def _paired_text(
+  p: float, ours: Mapping[str, float], theirs: Mapping[str, float]
+) -> str:
+  """Writes a paired p-value, with what it is of if some seeds are unpaired."""
+  text, pairs = p_value(p), pair(ours, theirs)
+  if not text or len(pairs) == len(ours) == len(theirs):
+    return text
+  difference = np.mean(pairs[:, 0] - pairs[:, 1])
+  return f'{text} ({difference:+.1f} over {len(pairs)} common seeds)'
 
 
 def pair(ours: Mapping[str, float], theirs: Mapping[str, float]) -> np.ndarray:
@@ -472,11 +486,10 @@ def paired_p_value(
   from scipy import stats
 
   pairs = pair(ours, theirs)
-  if len(pairs) < 2:
+  # Equal differences, as of small test sets, do not tell their spread.
+  if len(pairs) < 2 or np.ptp(pairs[:, 0] - pairs[:, 1]) < _NO_SPREAD:
     return math.nan
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # Of equal differences.
-    return float(stats.ttest_rel(*pairs.T).pvalue)
+  return float(stats.ttest_rel(*pairs.T).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

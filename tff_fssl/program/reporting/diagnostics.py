@@ -51,10 +51,14 @@ _TROUBLES = {
 }
 # Flags that make results of runs comparable: equal budgets, data and labels.
 _BUDGET = (
+  'init_from',
+  'num_pretraining_rounds',
+  'server_epochs',
   'clients_per_round',
   'client_epochs',
   'client_steps',
   'client_batch_size',
+  'client_labeled_batch_size',
   'model',
   'dataset',
   'split_preset',
@@ -179,8 +183,12 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   if partition is None or run.is_private or not late.any():
     return
   share, chance = accuracy[late].mean(), _chance(partition)
-  # Rounds see the same examples again: each counts once.
-  number = int(kept.mean() * sum(map(len, partition.client_unlabeled)))
+  # Rounds see the same examples again: each counts once. A few rounds of small
+  # cohorts see a part of the clients.
+  cohorts = run.curve(f'{_TRAIN}/num_clients')[1][-_LAST:]
+  seen = min(1.0, cohorts.sum() / partition.num_clients) if len(cohorts) else 1
+  unlabeled = sum(map(len, partition.client_unlabeled))
+  number = int(kept.mean() * seen * unlabeled)
   luck = _probability(share, number, chance)
   if luck > _LUCK:
     yield _Sign(

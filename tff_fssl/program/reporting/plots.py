@@ -264,9 +264,11 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[str, str]) -> Any:
 
   curves = [group.curve(column) for column in columns.values()]
   known = [(rounds, mean) for rounds, mean, _ in filter(None, curves)]
-  rounds = known[0][0]
-  # Classes may lack a value in some rounds.
-  values = [np.interp(rounds, at, mean) for at, mean in known]
+  rounds = np.unique(np.concatenate([at for at, _ in known]))
+  # Rounds in which a class has no value stay blank.
+  values = np.full((len(known), len(rounds)), np.nan)
+  for row, (at, mean) in zip(values, known):
+    row[np.isin(rounds, at)] = mean
   canvas, axis = _small_figure()
   # As pixels: cells would be an element each.
   image = axis.pcolormesh(
@@ -432,7 +434,7 @@ def draw_reliability(bins: predictions.Bins) -> Any:
   width = 1 / predictions.NUM_BINS
   axes.bar(
     edges,
-    np.nan_to_num(bins.accuracy),
+    bins.accuracy,  # A bin without predictions, NaN, has no bar.
     width,
     align='edge',
     color=_BLUE,

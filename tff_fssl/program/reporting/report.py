@@ -181,6 +181,10 @@ def _results(
 ) -> tuple[list[compare.Table], str]:
   """Makes the tables of `compare.py`, and a sentence about them."""
   try:
+    compare.check_seeds(groups)
+  except UsageError as error:
+    return [], f'{error}.'
+  try:
     last = compare.last_common_round(groups)
   except UsageError as error:
     if len(groups) == 1:

@@ -129,12 +129,15 @@ def _stack(
     curves: (rounds [N], values [N]) of each. Empty curves are skipped.
 
   Returns:
-    (rounds, values [curves, rounds]), or None if all curves are empty.
+    (rounds, values [curves, rounds]), or None if all curves are empty, or have
+    no round in common.
   """
   known = [(rounds, values) for rounds, values in curves if len(rounds)]
   if not known:
     return None
   common = functools.reduce(np.intersect1d, [rounds for rounds, _ in known])
+  if not len(common):
+    return None
   return common, np.array(
     [values[np.isin(rounds, common)] for rounds, values in known]
   )
