@@ -258,17 +258,19 @@ def test_a_client_in_trouble_changes_nothing(task, victim, trouble):
     assert all(np.isfinite(v).all() for v in outcome.state.values())
 
 
-def test_under_dp_neither_counts_nor_seeds_tell_of_clients(task, victim):
+@pytest.mark.usefixtures('victim')
+def test_under_dp_neither_counts_nor_seeds_tell_of_clients(task):
   values = {**task.rounds.deployment.values, 'aggregator': 'dp'}
   noised = dataclasses.replace(
     task.rounds,
     deployment=dataclasses.replace(task.rounds.deployment, values=values),
   )
-  seeds_sent, _, make = [], None, _TROUBLES['failed'][1]
+  seeds_sent, asked, make = [], [], _TROUBLES['failed'][1]
 
   def change(ask, reply):
     seeds_sent.append(tuple(ask.about['seed']))
-    return make(reply) if ask.client_id == victim else [reply]
+    asked.append(ask.client_id)
+    return make(reply) if ask.client_id == asked[0] else [reply]
 
   task.clients.change = change
   outcome = noised.run(task.program.initial(), 1)
@@ -276,6 +278,8 @@ def test_under_dp_neither_counts_nor_seeds_tell_of_clients(task, victim):
   assert outcome.metrics[_TOOK_PART] == _PER_ROUND
   assert outcome.metrics['participation/num_dropped_out'] == 0
   assert not outcome.lines
+  cohorts = [tuple(sorted(noised._draw(1).slots)) for _ in range(9)]
+  assert len(set(cohorts)) > 1
   first = set(seeds_sent)
   noised.run(task.program.initial(), 1)
   assert len(set(seeds_sent)) == len(seeds_sent) > len(first)

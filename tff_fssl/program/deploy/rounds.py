@@ -134,10 +134,13 @@ class Rounds:
     if round_num < 1:
       return participation_lib.NOBODY
     deployed = self.deployment
+    # Epsilon counts on secret cohorts, and clients' graphs may hold the run's
+    # seed. Such runs do not repeat in any case.
+    seed = secrets.randbits(32) if deployed.is_noised else deployed.seed
     return participation_lib.draw(
       deployed.participation,
       self.availability,
-      seed=deployed.seed,
+      seed=seed,
       round_num=round_num,
       num_clients=deployed.num_clients,
       clients_per_round=deployed.clients_per_round,
