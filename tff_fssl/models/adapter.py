@@ -137,22 +137,31 @@ class Network:
       for layer in checks.layers(model)
       if type(layer).finalize_state is not tf.keras.layers.Layer.finalize_state
     ]
-    for training in (True, False) if trace else ():
+    if trace:
+      self._check_passes(symbolic)
+    if seed is not None:
+      self._finalize()  # Traces have left their tensors.
+      checks.check_initial_weights(model, symbolic)
+
+  def _check_passes(self, symbolic: checks.Symbolic) -> None:
+    """Traces forward passes, which checks the model."""
+    for training in (True, False):
       checks.check_forward_pass(
-        model,
+        self.model,
         functools.partial(self._trial, training=training),
         symbolic.image_shape,
         may_change=[
           moment
           for layer in self.batch_norm_layers
           for moment in (layer.moving_mean, layer.moving_variance)
-          if training and track_moving_averages
+          if training and self._track_moving_averages
         ],
       )
-    if seed is not None:
-      for layer in self._finalized_layers:  # Traces have left their tensors.
-        layer.finalize_state()
-      checks.check_initial_weights(model, symbolic)
+
+  def _finalize(self) -> None:
+    """Lets preprocessing layers read their weights again."""
+    for layer in self._finalized_layers:
+      layer.finalize_state()
 
   def _trial(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
     """Computes logits, as any step or evaluation would."""
@@ -289,8 +298,7 @@ class Network:
     self, model: tf.keras.Model, images: tf.Tensor, training: bool
   ) -> tf.Tensor:
     """Calls the model, or one that shares its layers, for float32 outputs."""
-    for layer in self._finalized_layers:
-      layer.finalize_state()
+    self._finalize()
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if self._random_layers:
       context = self._random_layers.forward_pass(images, training)
