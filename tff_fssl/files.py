@@ -151,12 +151,11 @@ def read_json(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
 
 def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
   """Reads the table in a TOML file, or raises `FileError`."""
+  text = read_text(path, limit=limit)
   try:
-    return tomllib.loads(read_text(path, limit=limit))
+    return tomllib.loads(text)
   # Python refuses whole numbers of thousands of digits by a ValueError.
   except (ValueError, RecursionError) as error:
-    if isinstance(error, UsageError):
-      raise
     raise FileError(path, f'it is not TOML ({first_line(error)})') from error
 
 

@@ -112,10 +112,10 @@ def gather(
       # A layer that the model calls several times counts once: by the number of
       # values in each call, or as mean over its calls.
       counts, share = calls[moments.layer], weight
-      if len(counts) > 1:
+      if kind == BATCH_MEAN:
         share /= len(counts)
-        if kind != BATCH_MEAN:
-          share = weight * moments.count / tf.add_n(counts)
+      elif len(counts) > 1:
+        share = weight * moments.count / tf.add_n(counts)
       offset = moments.mean - shifts[moments.layer]
       if kind == BATCH_MEAN:
         square = (

@@ -244,7 +244,8 @@ class _Assembly:
     seed: int,
     aggregator: tff.aggregators.WeightedAggregationFactory | None,
   ):
-    self._algorithm, self._model_aggregator = algorithm, aggregator
+    self._algorithm = algorithm
+    self._model_aggregator = aggregator or tff.aggregators.MeanFactory()
     self._hparams = hparams = algorithm.round
     stored = data.element_spec['unlabeled']['x']
     self._networks = network_factory.NetworkFactory(
@@ -301,8 +302,7 @@ class _Assembly:
       num_classes=networks.num_classes,
       num_outputs=networks.num_outputs,
       plain_mean=isinstance(
-        self._model_aggregator or tff.aggregators.MeanFactory(),
-        tff.aggregators.MeanFactory,
+        self._model_aggregator, tff.aggregators.MeanFactory
       ),
       robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
     )
@@ -451,14 +451,14 @@ class _Assembly:
       combined |= exchange.row_specs
     elif exchange is not None:
       beside = True
-    factory = self._model_aggregator or tff.aggregators.MeanFactory()
+    factory = self._model_aggregator
     groups = self._delivery.groups
     if groups is not None:
       factory = grouped.GroupedMeanFactory(
         groups.num_groups, groups.num_starts, self._networks.num_trainable
       )
       combined[channels.PLACE] = tf.TensorSpec([2], tf.float32)
-    private = isinstance(factory, privacy.PrivateMeanFactory)
+    private = self._is_private
     # A private mean has its own screen: see `aggregators.privacy`.
     if not private:
       factory = guarded.GuardedFactory(factory, self._bounds.weights)

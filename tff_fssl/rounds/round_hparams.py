@@ -169,13 +169,13 @@ class RoundHparams:
   )
   min_clients: int = hparam(
     0,
-    'A round with fewer usable clients changes neither the model nor the server'
-    ' optimizer nor what is kept of clients, the server does not train, and the'
-    ' run goes on with the next. What is due by the number of the round is done'
-    " all the same (sending ProtoFSSL's prototypes, choosing FedMatch's"
-    ' helpers). Usable are clients that report, with data and an update that'
-    ' can be used; under --aggregator=secure and dp, all that report. 0: the'
-    ' server also goes on alone. With --dropout_probability or'
+    'A round with fewer usable clients is discarded: the server does not train,'
+    ' and the model, the server optimizer and the records of clients stay as'
+    ' they are. Events that the round number schedules still take place'
+    " (sending ProtoFSSL's prototypes, choosing FedMatch's helpers). A usable"
+    ' client reports, with data and an update that can be used; under'
+    ' --aggregator=secure and dp, every client that reports is usable. 0: the'
+    ' server also continues alone. With --dropout_probability or'
     ' --availability_file, unless given: 1.',
     minimum=0,
     maximum=10**6,

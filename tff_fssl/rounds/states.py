@@ -109,8 +109,8 @@ class States:
       for name, b in self._algorithm.broadcasts(self.state(model)).items()
       if name not in self._control
     }
+    known = [field for field in model.sets if field != _AVERAGE]
     for name in sent:
-      known = [field for field in model.sets if field != _AVERAGE]
       names.check(name, known, 'broadcasts', "fields of the server's memory")
     return sent
 

@@ -63,22 +63,19 @@ def test_bad_pseudo_labels_that_are_better_than_chance(tmp_path, accuracy):
   assert not _find(path)
 
 
-def test_small_cohorts_see_few_pseudo_labels(tmp_path):
+@pytest.mark.parametrize(
+  'accuracy, column, value',
+  [
+    # 4 of about 1,200 examples are kept.
+    (0.25, 'pseudo_label_ratio', 0.004),
+    # Cohorts see few of the clients.
+    (0.14, 'num_clients', 0.01),
+  ],
+)
+def test_few_pseudo_labels_tell_little(tmp_path, accuracy, column, value):
   columns = {
-    f'{_TRAIN}/pseudo_label_accuracy': 0.14,
-    f'{_TRAIN}/num_clients': 0.01,
-  }
-  path = written_runs.write(tmp_path / 'a', columns=columns)
-  written_runs.write_partition(path)
-  (found,) = _find(path)
-  assert 'not significantly better than chance' in found
-
-
-def test_few_pseudo_labels_tell_little(tmp_path):
-  columns = {
-    f'{_TRAIN}/pseudo_label_accuracy': 0.25,
-    # 4 of about 1,200 examples.
-    f'{_TRAIN}/pseudo_label_ratio': 0.004,
+    f'{_TRAIN}/pseudo_label_accuracy': accuracy,
+    f'{_TRAIN}/{column}': value,
   }
   path = written_runs.write(tmp_path / 'a', columns=columns)
   written_runs.write_partition(path)

@@ -539,7 +539,7 @@ class FedMatch(base.Algorithm):
     num_sent = client.received['num_past_models']
     is_sent = tf.range(models.shape[0], dtype=tf.float32) < num_sent
     # After a discarded round, `num_past_models` is that of the round before.
-    is_due = self._is_multiple(client.round_num) | (self.variant == PAPER)
+    is_due = self._is_past_due(client.round_num)
     weights = tf.cast(exists & is_sent & is_due, tf.float32)
     helpers = [
       _subtract(weights_lib.unflatten(models[i], sigma), sigma)
@@ -715,9 +715,7 @@ class FedMatch(base.Algorithm):
     # Latest first: the oldest one drops out.
     later = tf.concat([model[tf.newaxis], past[:-1]], axis=0)
     was_due = tf.logical_and(round_num >= 1, self._is_multiple(round_num))
-    is_due = tf.logical_or(
-      self._is_multiple(round_num + 1), self.variant == PAPER
-    )
+    is_due = self._is_past_due(round_num + 1)
     # The rounds so far in which helpers were due, discarded ones included.
     num_kept = tf.clip_by_value(
       round_num // self.helper_interval, 0, self.num_helpers
@@ -726,6 +724,10 @@ class FedMatch(base.Algorithm):
       past_models=tf.where(was_due, later, past),
       num_past_models=tf.cast(tf.where(is_due, num_kept, 0), tf.float32),
     )
+
+  def _is_past_due(self, round_num: tf.Tensor) -> tf.Tensor:
+    """Tells whether past models help in a round."""
+    return tf.logical_or(self._is_multiple(round_num), self.variant == PAPER)
 
   def _is_multiple(self, round_num: tf.Tensor) -> tf.Tensor:
     # `==` would compare identities in TFF's graphs.

@@ -252,23 +252,20 @@ class _Run:
         f'{table.path} lacks rows of saved rounds: they were removed; training'
         f' continues {console.after(done, self.settings)} without them.'
       )
-    self._drop_unsaved(done, console.after(done, self.settings))
+    where = console.after(done, self.settings)
+    self.outputs.drop_unsaved(done, where, self.reporter.say)
     await self._drop_unneeded()
     return state, done
 
   async def _initialize(self, initial_model: Any) -> tuple[ProgramState, int]:
     """Returns (initial state, the round before the first)."""
     done = self.settings.first_round - 1
-    self._drop_unsaved(done, 'at the start')
+    self.outputs.drop_unsaved(done, 'at the start', self.reporter.say)
     initial = await tff.program.materialize_value(self.process.initialize())
     state = ProgramState(initial, self.data_source.iterator(), 0)
     if initial_model is not None:
       state = await self._warm_start(state, done, initial_model)
     return state, done
-
-  def _drop_unsaved(self, done: int, where: str) -> None:
-    """Removes rows of rounds without a saved state."""
-    self.outputs.drop_unsaved(done, where, self.reporter.say)
 
   async def _warm_start(
     self, state: ProgramState, done: int, model: Any

@@ -394,8 +394,6 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
 
 def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   """Computes p-values of differences from the first group."""
-  # Slow to import. pylint: disable-next=import-outside-toplevel
-  from scipy import stats
 
   def accuracies(group):
     return {
@@ -408,14 +406,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   ours = accuracies(groups[0])
   for group in groups[1:]:
     theirs = accuracies(group)
-    with warnings.catch_warnings():
-      # For one value, or equal values, SciPy gives NaN; the cell stays blank.
-      warnings.simplefilter('ignore')
-      # Welch's, since algorithms differ in their spread over seeds.
-      samples = [list(values.values()) for values in (ours, theirs)]
-      welch = stats.ttest_ind(*samples, equal_var=False).pvalue
-    if max(map(np.ptp, samples)) < _NO_SPREAD:
-      welch = math.nan
+    welch = _welch_p_value(list(ours.values()), list(theirs.values()))
     paired = paired_p_value(ours, theirs)
     paired_p_values.append(paired)
     difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
@@ -441,6 +432,21 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     ],
     rows,
   )
+
+
+def _welch_p_value(ours: Sequence[float], theirs: Sequence[float]) -> float:
+  """Computes Welch's p-value, since algorithms differ in spread over seeds.
+
+  It is NaN for one value, or without a spread: the cell stays blank.
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  if max(np.ptp(ours), np.ptp(theirs)) < _NO_SPREAD:
+    return math.nan
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # Of one value.
+    return float(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
 
 
 def _paired_text(
