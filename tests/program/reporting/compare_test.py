@@ -257,8 +257,8 @@ def test_compute_is_shown_if_all_runs_say_it(tmp_path, capsys):
   _, out, _ = _compare(capsys, ours, theirs)
   titles = [cell.strip() for cell in out.splitlines()[2].split('|')[3:-1]]
   assert titles[-4:] == [
-    'GFLOP a client and round',
-    'forward-equivalents',
+    'GFLOP a client and round, at most',
+    'forward-equivalents, at most',
     "by the authors' code",
     'GFLOP of the server, a round',
   ]
@@ -299,7 +299,7 @@ def test_a_terminal_gets_few_aligned_columns(three, capsys):
   text = ' '.join(out.split())
   assert 'differ in --client_epochs (5, 10): differences in accuracy' in text
   assert 'rho (' not in text
-  assert 'More columns: forward-equivalents; by the authors' in text
+  assert 'More columns: forward-equivalents, at most; by the authors' in text
 
 
 def test_columns_are_chosen_by_words(three, capsys):
@@ -310,7 +310,7 @@ def test_columns_are_chosen_by_words(three, capsys):
   assert '8000 ± 0  1.0 ± 0.0' in ' '.join(out.split()).replace(' 1.0', '  1.0')
   assert '55.0' not in out and 'More columns' not in out
   _, out, _ = _compare(capsys, *three, '--columns=forward')
-  assert '|  | runs | forward-equivalents |' in out
+  assert '|  | runs | forward-equivalents, at most |' in out
   code, _, err = _compare(capsys, *three, '--columns=test,zzz')
   assert code == 2 and "'zzz'" in err and 'there are: test, last' in err
 
@@ -325,7 +325,7 @@ def test_a_file_has_all_columns(three, tmp_path, capsys):
   named = dict(zip(rows[0], rows[1], strict=True))
   assert named['test, last round, %'] == '55.0'
   assert named['test, last round, %, standard deviation'] == '7.1'
-  assert named['forward-equivalents'] == '8000'
+  assert named['forward-equivalents, at most'] == '8000'
   missing = tmp_path / 'none' / 'table.csv'
   code, _, err = _compare(capsys, *three, f'--csv={missing}')
   assert code == 2 and 'there is no folder' in err

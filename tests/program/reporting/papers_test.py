@@ -265,6 +265,9 @@ def test_what_is_no_result_is_left_out(tmp_path):
   flags_file = tmp_path / _ROW.name / 'paper' / 'seed5' / 'flags.txt'
   text = flags_file.read_text()
   flags_file.write_text(re.sub('--seed=.*', '--seed=abc', text))
+  row_runs.write(tmp_path, _ROW.name, 'paper', 6, {800: (0.6, 0)})
+  flags_file = tmp_path / _ROW.name / 'paper' / 'seed6' / 'flags.txt'
+  flags_file.write_text(re.sub('--seed=.*', '--seed=1', flags_file.read_text()))
   # Where only what computes in float32 belongs.
   bfloat16 = {'compute_dtype': 'bfloat16'}
   row_runs.write(tmp_path, _ROW.name, 'paper', 4, {800: (0.6, 0)}, **bfloat16)
@@ -278,6 +281,7 @@ def test_what_is_no_result_is_left_out(tmp_path):
     'seed3',
     'seed4',
     'flags.txt',
+    'seed6',
   ]
   expected = (
     'no evaluation yet',
@@ -285,6 +289,7 @@ def test_what_is_no_result_is_left_out(tmp_path):
     'is not a run',
     '--compute_dtype differs',
     '--seed=abc is not a value',
+    'has --seed=1, which is not that of its folder',
   )
   for words, warning in zip(expected, warnings, strict=True):
     assert words in warning

@@ -88,3 +88,14 @@ def test_curves_without_a_common_round_are_unknown(tmp_path):
       table.log(r, {f'{_TRAIN}/pseudo_label_accuracy': value})
   (group,) = runs.group_runs([runs.read_run(path) for path in paths])
   assert group.curve(f'{_TRAIN}/pseudo_label_accuracy') is None
+
+
+def test_a_mean_is_over_all_runs_of_a_group(tmp_path):
+  paths = [_run(tmp_path / name, i) for i, name in enumerate('ab')]
+  column = f'{_TRAIN}/pseudo_label_accuracy'
+  for path, value in zip(paths, (0.5, np.nan), strict=True):
+    table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
+    table.truncate_after(0)
+    table.log(1, {column: value})
+  (group,) = runs.group_runs([runs.read_run(path) for path in paths])
+  assert group.curve(column) is None

@@ -89,14 +89,14 @@ def _compute_column(
   return cell
 
 
-# What a round computes, at most: (title, value of a run, digits).
+# What a round computes: (title, value of a run, digits).
 _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
   (
-    'GFLOP a client and round',
+    'GFLOP a client and round, at most',
     _compute_column(lambda c: c.flops(c.client) / _GIGA),
     1,
   ),
-  ('forward-equivalents', _compute_column(lambda c: c.client), 0),
+  ('forward-equivalents, at most', _compute_column(lambda c: c.client), 0),
   ("by the authors' code", _compute_column(lambda c: c.client_authors), 0),
   (
     'GFLOP of the server, a round',

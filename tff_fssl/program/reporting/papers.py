@@ -393,6 +393,12 @@ def _read(path: str, row: Row, compute_dtype: str) -> runs_lib.Run:
     name: given.get(name, '') for name in ('data_dir', 'seed')
   }
   more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
+  # A copied folder would count one run twice.
+  if os.path.basename(path) != f'seed{more["seed"]}':
+    raise UsageError(
+      f'{path}: this run has --seed={more["seed"]}, which is not that of its'
+      ' folder; give the folder its name'
+    )
   config = row.config(more)
   now = {n: hparams.format_value(value) for n, value in config.flags().items()}
   # The row may have been corrected since the run was made.

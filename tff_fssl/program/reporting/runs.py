@@ -100,7 +100,8 @@ class RunGroup:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Computes (rounds, mean, sample standard deviation) over runs.
 
-    Rounds are those that all runs with this column have in common.
+    Rounds are those that all runs have in common. It is None if a run lacks the
+    column: a mean over some of the seeds would pass for one over all.
     """
     stacked = _stack(run.curve(column) for run in self.runs)
     if stacked is None:
@@ -126,15 +127,12 @@ def _stack(
   """Stacks the values of curves in the rounds that all of them have.
 
   Args:
-    curves: (rounds [N], values [N]) of each. Empty curves are skipped.
+    curves: (rounds [N], values [N]) of each, at least one.
 
   Returns:
-    (rounds, values [curves, rounds]), or None if all curves are empty, or have
-    no round in common.
+    (rounds, values [curves, rounds]), or None if they have no round in common.
   """
-  known = [(rounds, values) for rounds, values in curves if len(rounds)]
-  if not known:
-    return None
+  known = list(curves)
   common = functools.reduce(np.intersect1d, [rounds for rounds, _ in known])
   if not len(common):
     return None
