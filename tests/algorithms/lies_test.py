@@ -104,6 +104,8 @@ def screen():
     (_result(9.0), _report(num_examples=np.nan)),
     (_result(9.0), _report(loss=np.array([1.0, -10.0], np.float32))),
     (_result(9.0), _report(loss=np.array([1.0, 1e12], np.float32))),
+    # A mean of 1e30.
+    (_result(9.0), _report(loss=np.array([1.0, 1e-30], np.float32))),
     (_result(9.0), _report(loss=np.array([np.nan, 1.0], np.float32))),
     (_result(9.0), _report(loss=np.array([1e30, 1.0], np.float32))),
     (_result(9.0), _report(threshold=-99.0)),
