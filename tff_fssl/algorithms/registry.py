@@ -1,4 +1,4 @@
-"""All algorithms by name."""
+"""All algorithms by name, and the flags that they had in older versions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,82 @@ from tff_fssl.algorithms import uda
 
 Algorithm = entry.Algorithm
 REGISTRY: dict[str, Algorithm] = {}
+# The default of `--algorithm`.
+DEFAULT = fl2.Fl2.name
+# Flags of older versions -> their names now, as in `configuration.flags`.
+RENAMED_FLAGS = {
+  'local_fixmatch.confidence_threshold': 'fixmatch.confidence_threshold',
+  'local_fixmatch.unlabeled_loss_weight': 'fixmatch.unlabeled_loss_weight',
+  'local_uda.confidence_threshold': 'uda.confidence_threshold',
+  'local_uda.temperature': 'uda.temperature',
+  'local_uda.tsa': 'uda.tsa',
+  'local_uda.tsa_rounds': 'uda.tsa_rounds',
+  'local_uda.unlabeled_loss_weight': 'uda.unlabeled_loss_weight',
+  'ts_client_ema.confidence_threshold': 'fedswitch.confidence_threshold',
+  'ts_client_ema.ema_decay': 'fedswitch.ema_decay',
+  'ts_client_ema.local_ema_decay': 'fedswitch.local_ema_decay',
+  'ts_client_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
+  'ts_server_ema.confidence_threshold': 'fedswitch.confidence_threshold',
+  'ts_server_ema.ema_decay': 'fedswitch.ema_decay',
+  'ts_server_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
+}
+# Flags of older versions that are gone -> (value that always holds now, what to
+# give instead).
+REMOVED_FLAGS = {
+  'fedmatch.deltas': (
+    'applied',
+    'omit it for applied, give --fedmatch.variant=code for counted,'
+    ' --fedmatch.delta_threshold=-1 for none',
+  ),
+  'fedmatch.helper_cache': (
+    'one_round',
+    'omit it for one_round, give --fedmatch.variant=paper for interval',
+  ),
+  'fedmatch.patience_factor': ('3.0', 'it is always 3 now; omit it'),
+  'fedmatch.psi_factor': ('0.2', 'it is always 0.2 now; omit it'),
+  'fedmatch.tie': (
+    'local',
+    'omit it for local, give --fedmatch.variant=code for lowest',
+  ),
+  'fedswitch.divergence_of': (
+    'probabilities',
+    'the divergence is always that of probabilities now; omit it',
+  ),
+  'fedswitch.probe_period': (
+    '20',
+    'the teacher is never sent only to be measured now; omit it',
+  ),
+  'fedswitch.student_view': (
+    'strong',
+    'the divergence is always that of strong views now; omit it',
+  ),
+  'fedswitch.teacher_probe': (
+    'hold',
+    'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
+  ),
+  'fl2.asam_eta': ('0.01', 'it is always 0.01 now; omit it'),
+  'fl2.class_thresholds': (
+    'false',
+    'omit it for false, give --fl2.diagnostics=true for true',
+  ),
+  'fl2.gradient_norms': (
+    'false',
+    'omit it for false, give --fl2.diagnostics=true for true',
+  ),
+  'fl2.temperature': ('1.0', 'it is always 1 now; omit it'),
+  'protofssl.distance': (
+    'mse',
+    'omit it for mse, give --protofssl.variant=paper for euclid',
+  ),
+  'protofssl.stop_gradient': (
+    'true',
+    'omit it for true, give --protofssl.variant=code for false',
+  ),
+  'semifl.mixup': (
+    'true',
+    'omit it for true, give --semifl.mixup_concentration=0 for false',
+  ),
+}
 
 
 def register(algorithm: type[base.Algorithm]) -> None:

@@ -13,7 +13,8 @@ class Mean(NamedTuple):
   Attributes:
     total: float32 scalar.
     count: float32 scalar, at most the number of examples in the batch. Clients
-      with larger counts than their data allow are rejected.
+      with larger counts than their data allow are rejected, and those whose
+      mean is beyond 1e6. Where the count is 0, the total is 0.
 
   Examples:
     >>> from tff_fssl.semisup.means import Mean

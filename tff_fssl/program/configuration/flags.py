@@ -20,6 +20,7 @@ from absl import flags as absl_flags
 import tff_fssl
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
@@ -27,84 +28,16 @@ from tff_fssl.program import console
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
 # Flags of older versions -> their names now.
-RENAMED = {
-  'split': 'partition',
-  'local_fixmatch.confidence_threshold': 'fixmatch.confidence_threshold',
-  'local_fixmatch.unlabeled_loss_weight': 'fixmatch.unlabeled_loss_weight',
-  'local_uda.confidence_threshold': 'uda.confidence_threshold',
-  'local_uda.temperature': 'uda.temperature',
-  'local_uda.tsa': 'uda.tsa',
-  'local_uda.tsa_rounds': 'uda.tsa_rounds',
-  'local_uda.unlabeled_loss_weight': 'uda.unlabeled_loss_weight',
-  'ts_client_ema.confidence_threshold': 'fedswitch.confidence_threshold',
-  'ts_client_ema.ema_decay': 'fedswitch.ema_decay',
-  'ts_client_ema.local_ema_decay': 'fedswitch.local_ema_decay',
-  'ts_client_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
-  'ts_server_ema.confidence_threshold': 'fedswitch.confidence_threshold',
-  'ts_server_ema.ema_decay': 'fedswitch.ema_decay',
-  'ts_server_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
-}
+RENAMED = {'split': 'partition', **registry.RENAMED_FLAGS}
 # Flags of older versions that are gone -> (the value that always holds now,
 # what to give instead). A run that was made with this value can be continued.
 REMOVED = {
   'aggregator_clipping': ('true', 'give --aggregator_limits'),
   'aggregator_zeroing': ('true', 'give --aggregator_limits'),
-  'fedmatch.deltas': (
-    'applied',
-    'omit it for applied, give --fedmatch.variant=code for counted,'
-    ' --fedmatch.delta_threshold=-1 for none',
-  ),
-  'fedmatch.helper_cache': (
-    'one_round',
-    'omit it for one_round, give --fedmatch.variant=paper for interval',
-  ),
-  'fedmatch.patience_factor': ('3.0', 'it is always 3 now; omit it'),
-  'fedmatch.psi_factor': ('0.2', 'it is always 0.2 now; omit it'),
-  'fedmatch.tie': (
-    'local',
-    'omit it for local, give --fedmatch.variant=code for lowest',
-  ),
-  'fedswitch.divergence_of': (
-    'probabilities',
-    'the divergence is always that of probabilities now; omit it',
-  ),
-  'fedswitch.probe_period': (
-    '20',
-    'the teacher is never sent only to be measured now; omit it',
-  ),
-  'fedswitch.student_view': (
-    'strong',
-    'the divergence is always that of strong views now; omit it',
-  ),
-  'fedswitch.teacher_probe': (
-    'hold',
-    'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
-  ),
-  'fl2.asam_eta': ('0.01', 'it is always 0.01 now; omit it'),
-  'fl2.class_thresholds': (
-    'false',
-    'omit it for false, give --fl2.diagnostics=true for true',
-  ),
-  'fl2.gradient_norms': (
-    'false',
-    'omit it for false, give --fl2.diagnostics=true for true',
-  ),
-  'fl2.temperature': ('1.0', 'it is always 1 now; omit it'),
-  'protofssl.distance': (
-    'mse',
-    'omit it for mse, give --protofssl.variant=paper for euclid',
-  ),
-  'protofssl.stop_gradient': (
-    'true',
-    'omit it for true, give --protofssl.variant=code for false',
-  ),
   'secure_min_weight': ('0.001', 'it is always 0.001 now; omit it'),
-  'semifl.mixup': (
-    'true',
-    'omit it for true, give --semifl.mixup_concentration=0 for false',
-  ),
   'strong_deletion': ('0.1', 'give --strong_edits'),
   'strong_swaps': ('0.1', 'give --strong_edits'),
+  **registry.REMOVED_FLAGS,
 }
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '

@@ -27,7 +27,7 @@ class RunHparams:
   """Flags of `programs/train.py`, without a prefix."""
 
   algorithm: str = hparam(
-    'fl2',
+    registry.DEFAULT,
     'The training algorithm.',
     choices=registry.REGISTRY,
     group='Algorithm and model',
