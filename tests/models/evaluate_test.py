@@ -20,19 +20,21 @@ def test_pieces_give_the_same_result(monkeypatch, tmp_path, norm):
   # Without batch norm statistics, those of each batch of 8 are used.
   weights = adapter.Network(model_fn, seed=0).initial_weights()
   sizes = []
-  constant = evaluate.tf.constant
+  mean_over_pieces = evaluate.mean_over_pieces
 
-  def count(value, *args):
-    if np.ndim(value) > 1:
-      sizes.append(len(value))
-    return constant(value, *args)
+  def count(of_piece, *args):
+    def counted(x, y):
+      sizes.append(len(x))
+      return of_piece(x, y)
+
+    return mean_over_pieces(counted, *args)
 
   def measure(bytes_at_once):
     sizes.clear()
     monkeypatch.setattr(evaluate, '_PIECE_BYTES', bytes_at_once)
     fn = evaluate.build_evaluate_fn(model_fn, tiny_task.VIEWS, batch_size=8)
     with monkeypatch.context() as patch:
-      patch.setattr(evaluate.tf, 'constant', count)
+      patch.setattr(evaluate, 'mean_over_pieces', count)
       result = fn(weights, mapped, y)
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any, TypeAlias
 
@@ -95,8 +95,8 @@ def build_evaluate_fn(
     evaluate = functools.partial(build(x.shape[1:], x.dtype), model, table)
     # The spread over clients is not a mean over examples.
     whole = prediction.member is not None
-    size = len(x) if whole else _piece_size(x, batch_size)
-    return _mean_over_pieces(evaluate, x, y, size)
+    size = len(x) if whole else piece_size(x, batch_size)
+    return mean_over_pieces(evaluate, x, y, size)
 
   return fn
 
@@ -180,24 +180,34 @@ def measure(
   return result
 
 
-def _mean_over_pieces(
-  evaluate: Callable[[tf.Tensor, tf.Tensor], Metrics],
+def mean_over_pieces(
+  evaluate: Callable[[Any, Any], Mapping[str, Any]],
   x: np.ndarray[Any, Any],
   y: Any,
   size: int,
 ) -> collections.OrderedDict[str, float]:
-  """Averages over pieces of `size` examples; exact for a single piece."""
+  """Averages over pieces of `size` examples; exact for a single piece.
+
+  Args:
+    evaluate: (x, y int32) of a piece -> name -> mean over its examples.
+    x: Examples as stored, [N, ...], N >= 1, perhaps mapped from a file.
+    y: Labels, [N].
+    size: See `piece_size`.
+
+  Returns:
+    Name -> mean over all examples.
+  """
   totals: collections.OrderedDict[str, float] = collections.OrderedDict()
   for start in range(0, len(x), size):
-    images = tf.constant(x[start : start + size])
-    labels = tf.constant(y[start : start + size], tf.int32)
-    share = len(images) / len(x)
-    for name, value in evaluate(images, labels).items():
+    part = slice(start, start + size)
+    labels = np.asarray(y[part]).astype(np.int32)
+    for name, value in evaluate(x[part], labels).items():
+      share = len(labels) / len(x)
       totals[name] = totals.get(name, 0.0) + share * float(value)
   return totals
 
 
-def _piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
+def piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
   """Returns the examples in memory at once: whole batches, at least one."""
   bytes_each = max(1, x[:1].nbytes)
   # Without statistics, batch norm depends on which examples share a batch.

@@ -14,11 +14,10 @@ import resource
 import time
 from typing import Any
 
-import numpy as np
-
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import evaluate
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.deploy import deployment as deployment_lib
@@ -33,7 +32,7 @@ from tff_fssl.rounds import participation as participation_lib
 # The folder of the run in the server's folder, if no other is given.
 DEFAULT_RUN = 'run'
 # As in an evaluation in the simulation, for equal sums.
-_BATCH_SIZE, _PIECE_BYTES = 256, 2**28
+_BATCH_SIZE = 256
 
 
 class StoppedError(Exception):
@@ -124,16 +123,13 @@ class _Evaluation:
     """Measures a state: 'test/accuracy', ..., as in eval.csv."""
     found: dict[str, float] = {}
     for split, (x, y) in self._examples.items():
-      bytes_each = max(1, x[:1].nbytes)
-      size = max(1, _PIECE_BYTES // bytes_each // _BATCH_SIZE) * _BATCH_SIZE
-      # A call holds all of its rows in memory.
-      for start in range(0, len(x), size):
-        part = slice(start, start + size)
-        share = len(y[part]) / len(y)
-        arguments = {**state, 'x': x[part], 'y': y[part].astype(np.int32)}
-        for name, value in self._program.run(arguments, []).items():
-          column = f'{split}/{name}'
-          found[column] = found.get(column, 0.0) + share * float(value)
+      means = evaluate.mean_over_pieces(
+        lambda x, y: self._program.run({**state, 'x': x, 'y': y}, []),
+        x,
+        y,
+        evaluate.piece_size(x, _BATCH_SIZE),
+      )
+      found |= {f'{split}/{name}': value for name, value in means.items()}
     return found
 
 
