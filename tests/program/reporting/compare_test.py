@@ -329,3 +329,13 @@ def test_a_file_has_all_columns(three, tmp_path, capsys):
   missing = tmp_path / 'none' / 'table.csv'
   code, _, err = _compare(capsys, *three, f'--csv={missing}')
   assert code == 2 and 'there is no folder' in err
+
+
+def test_runs_of_one_seed_may_differ_in_their_partition_files(tmp_path, capsys):
+  paths = [_run(tmp_path / name, 'fl2', 0, [0.1]) for name in 'ab']
+  code, _, err = _compare(capsys, *paths)
+  assert code == 2 and 'they are one sample' in err
+  with open(output_tree.OutputTree(paths[1]).flags_file, 'a') as file:
+    file.write('--partition_file=other.json\n')
+  code, _, err = _compare(capsys, *paths)
+  assert code == 2 and 'differ only in --partition_file' in err

@@ -109,15 +109,21 @@ _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
 def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
   """Refuses runs that would count twice (`UsageError`)."""
   for group in groups:
-    seen: dict[str, str] = {}
+    seen: dict[str, runs_lib.Run] = {}
     for run in group.runs:
       seed = run.flags.get('seed', '')
-      if seed in seen:
-        raise UsageError(
-          f'{seen[seed]} and {run.path} do not differ, not even in'
-          f' --seed={seed}: they are one sample; omit one of them'
-        )
-      seen[seed] = run.path
+      first = seen.setdefault(seed, run)
+      if first is run:
+        continue
+      files = {r.flags.get('partition_file', '') for r in (first, run)}
+      problem = (
+        'differ only in --partition_file, by which runs are not grouped; omit'
+        f' one of them, or train one with another seed than --seed={seed}'
+        if len(files) > 1
+        else f'do not differ, not even in --seed={seed}: they are one sample;'
+        ' omit one of them'
+      )
+      raise UsageError(f'{first.path} and {run.path} {problem}')
 
 
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
