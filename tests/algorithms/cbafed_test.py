@@ -427,9 +427,8 @@ class TestTrust:
       config.parse_config(given)
     config.parse_config([*given, '--cbafed.weigh_by_examples=false'])
 
-  @pytest.mark.parametrize(
-    'kind', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
-  )
+  @pytest.mark.slow
+  @pytest.mark.parametrize('kind', ['secure', 'dp'])
   def test_rounds_of_protected_sums(self, kind):
     """One clip scales all numbers alike, so that frequencies stay."""
     hparams = [('warmup_rounds', 5), ('weigh_by_examples', kind == 'secure')]

@@ -526,9 +526,8 @@ class TestTrust:
     form = process_lib.get_map_reduce_form(process)
     assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
-  @pytest.mark.parametrize(
-    'kind', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
-  )
+  @pytest.mark.slow
+  @pytest.mark.parametrize('kind', ['secure', 'dp'])
   def test_rounds_of_protected_sums(self, kind):
     context = runtime.build_context(
       runtime.Settings(simulate_secure_aggregation=True)

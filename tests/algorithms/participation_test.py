@@ -17,7 +17,7 @@ _LOSSY = sampling.ParticipationHparams(
 # With statistics of a second phase; rows of clients; slots; a sum of rows.
 _CASES = (
   pytest.param('fl2', _SERVER, {}, marks=pytest.mark.slow),
-  ('fedmatch', _CLIENTS, {}),
+  pytest.param('fedmatch', _CLIENTS, {}, marks=pytest.mark.slow),
   ('fedrgd', _SERVER, {'norm': 'none'}),
   pytest.param('protofssl', _CLIENTS, {}, marks=pytest.mark.slow),
   pytest.param('fedswitch', _CLIENTS, {}, marks=pytest.mark.slow),

@@ -445,7 +445,13 @@ class TestRounds:
       np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('tuning', ['none', 'gpt', 'one_step'])
+@pytest.mark.parametrize(
+  'tuning',
+  [
+    'gpt',
+    *(pytest.param(t, marks=pytest.mark.slow) for t in ('none', 'one_step')),
+  ],
+)
 def test_it_compiles_to_map_reduce_form(tuning):
   process = tiny_rounds.build('proxyfl', _CLIENTS, own={'tuning': tuning})
   form = process_lib.get_map_reduce_form(process)

@@ -93,6 +93,7 @@ _KERAS_LAYERS = {
 
 # Seconds each; what they are made of is tried above them.
 _LONG = (
+  'LSTM',
   'LSTM, recurrent',
   'SimpleRNN',
   'Bidirectional',

@@ -36,9 +36,8 @@ def _process(name='fl2'):
 
 
 # FedSwitch sends a sequence of a teacher or of none, and numbers.
-@pytest.mark.parametrize(
-  'name', ['fedswitch', pytest.param('fl2', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['fedswitch', 'fl2'])
 def test_group_norm_compiles_and_gives_the_same_round(name):
   process = _process(name)
   form = process_lib.get_map_reduce_form(process)
