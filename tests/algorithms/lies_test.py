@@ -104,8 +104,6 @@ def screen():
     (_result(9.0), _report(num_examples=np.nan)),
     (_result(9.0), _report(loss=np.array([1.0, -10.0], np.float32))),
     (_result(9.0), _report(loss=np.array([1.0, 1e12], np.float32))),
-    # A mean of 1e30.
-    (_result(9.0), _report(loss=np.array([1.0, 1e-30], np.float32))),
     (_result(9.0), _report(loss=np.array([np.nan, 1.0], np.float32))),
     (_result(9.0), _report(loss=np.array([1e30, 1.0], np.float32))),
     (_result(9.0), _report(threshold=-99.0)),
@@ -139,6 +137,14 @@ def test_an_honest_client_whose_update_is_not_finite_is_no_liar(screen):
   )
   assert sums['num_rejected_clients'] == 0
   assert sums['num_non_finite_clients'] == 1
+  assert measurements['num_rejected_clients'] == 0
+
+
+def test_a_client_without_a_wrong_pseudo_label_is_no_liar(screen):
+  # A ratio of correct to wrong ones.
+  honest = _report(loss=np.array([5.0, 0.0], np.float32))
+  _, measurements, sums, *_ = screen([(_result(), honest)])
+  assert sums['num_rejected_clients'] == 0
   assert measurements['num_rejected_clients'] == 0
 
 

@@ -16,7 +16,7 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
 
-# A greater mean of a metric is absurd.
+# A greater sum of a metric, per example, is absurd.
 _MAX_METRIC = 1e6
 # Rounding may take shares and thresholds this far outside [0, 1].
 _TOLERANCE = 1e-3
@@ -205,7 +205,7 @@ def _is_possible(
     guarded.is_acceptable(update, weight, bounds.weights),
     _within(report['num_examples'], 0.0, bounds.num_examples),
     *(_within(p[1], 0.0, most) for p in ratios.values()),
-    *(_within(tf.abs(p[0]), 0.0, _MAX_METRIC * p[1]) for p in ratios.values()),
+    *(_within(tf.abs(p[0]), 0.0, _MAX_METRIC * most) for p in ratios.values()),
     *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
     *(
       tf.logical_or(
@@ -252,7 +252,7 @@ def _split(
   return update, {'is_valid': result.update_weight > 0.0, 'values': values}
 
 
-def _within(value: tf.Tensor, low: float, high: float | tf.Tensor) -> tf.Tensor:
+def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:
   """Tells whether a float scalar is in [low, high]. NaN is not."""
   return tf.logical_and(value >= low, value <= high)
 

@@ -13,8 +13,9 @@ class Mean(NamedTuple):
   Attributes:
     total: float32 scalar.
     count: float32 scalar, at most the number of examples in the batch. Clients
-      with larger counts than their data allow are rejected, and those whose
-      mean is beyond 1e6. Where the count is 0, the total is 0.
+      with larger counts than their data allow are rejected. A count of 0 is
+      allowed with any total: nothing was wrong, say, for a ratio of correct to
+      wrong.
 
   Examples:
     >>> from tff_fssl.semisup.means import Mean
