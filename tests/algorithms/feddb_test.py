@@ -437,8 +437,8 @@ class TestTrust:
   @pytest.mark.parametrize(
     'kind, refused, remedy',
     [
-      ('secure', 'cohort', 'weights=last_mean'),
-      ('dp', 'cohort', 'weights=last_mean'),
+      ('secure', 'cohort', 'weights=uniform'),
+      ('dp', 'cohort', 'weights=uniform'),
       ('dp', 'last_mean', 'weights=uniform'),
     ],
   )

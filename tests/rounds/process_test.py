@@ -49,3 +49,11 @@ def test_aggregators_that_do_not_fit():
   _refused(algorithm, 'SumFactory: must be weighted', aggregator=unweighted)
   groups = fedrgd.FedRgd(num_groups=2, round=_AT_CLIENTS)
   _refused(groups, 'forms 2 groups of clients', aggregator=_MEAN)
+
+
+def test_a_class_is_no_algorithm():
+  data = process_lib.DataSpec(clients.element_spec((4, 4, 1)), tiny_task.VIEWS)
+  with pytest.raises(UsageError, match=r'algorithm=FixMatch: .* FixMatch\(\)'):
+    process_lib.build_process(
+      tiny_task.model_fn, fixmatch.FixMatch, data, seed=0
+    )

@@ -75,7 +75,7 @@ class FedDb(base.Algorithm):
     extra_uploads=('mean prediction',),
     without_own_weights='weights=uniform',
     signals='sends_rows',
-    without_signals='weights=last_mean',
+    without_signals='weights=uniform',
   )
   compute = base.Compute(
     base.Passes(2, 1),

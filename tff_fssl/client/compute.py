@@ -236,13 +236,15 @@ class _Tracing:
     self, sizes: Mapping[bool, int], prepared: base.Prepared
   ) -> base.Batch:
     """Returns the spec of a batch."""
-    streams, parts = self._streams, {}
+    streams, parts = self._streams, names.Named()
     for name, stream in streams.items():
       # A stream of partners has one for each example of another stream.
       own = streams[stream.partner_of] if stream.partner_of else stream
       size = sizes[own.labeled]
       parts[name] = base.BatchExamples(
-        {view: _images(size, self._image_shape) for view in stream.views},
+        names.Named(
+          (view, _images(size, self._image_shape)) for view in stream.views
+        ),
         _labels(size),
         tf.TensorSpec([size]),
         {}

@@ -181,6 +181,12 @@ def _check(
   aggregator: tff.aggregators.WeightedAggregationFactory | None,
 ) -> None:
   """Raises `UsageError` if arguments of `build_process` do not fit together."""
+  if not isinstance(algorithm, base.Algorithm):
+    name = getattr(algorithm, '__name__', None)
+    raise hparams_lib.UsageError(
+      f'algorithm={name or repr(algorithm)}: give an instance of an algorithm'
+      f'{f", {name}()" if name else ""}'
+    )
   scenario = algorithm.round.scenario
   if scenario not in algorithm.scenarios:
     raise hparams_lib.UsageError(

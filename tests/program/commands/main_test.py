@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -167,3 +168,16 @@ def test_a_profiler_sees_the_end_of_a_program(tmp_path):
     check=False,
   )
   assert 'function calls' in done.stdout and 'main.py' in done.stdout
+
+
+def test_quiet_programs_drop_what_users_cannot_change(caplog):
+  logger = logging.getLogger('tensorflow')
+  before = logger.filters[:], logger.level
+  try:
+    main.quiet()
+    with caplog.at_level(logging.ERROR, 'tensorflow'):
+      logger.error('Object was never used (type Operation): %s', 'a trace')
+      logger.error('out of memory')
+  finally:
+    logger.filters[:], logger.level = before
+  assert [record.getMessage() for record in caplog.records] == ['out of memory']
