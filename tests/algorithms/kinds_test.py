@@ -9,6 +9,7 @@ import tiny_kinds
 
 from tff_fssl.algorithms import registry
 from tff_fssl.data import clients
+from tff_fssl.models import names
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
@@ -32,11 +33,14 @@ def test_a_round(name, kind):
     client_epochs=1,
     server_epochs=1,
   )
+  norm = entry.norm or 'none'
+  if norm == names.STATIC_BATCH_NORM:
+    norm = 'bn'
   server_data_fn = None
   if not at_clients:
     server_data_fn = clients.build_server_data_fn(x, np.arange(8) % 2)
   process = process_lib.build_process(
-    functools.partial(network, norm=entry.norm or 'none'),
+    functools.partial(network, norm=norm),
     entry.hparams(**values, round=round_hparams),
     process_lib.DataSpec(
       clients.element_spec(x.shape[1:]), views, server_data_fn, 2, 3
