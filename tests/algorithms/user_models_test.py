@@ -94,7 +94,9 @@ def _noisy():
 
 @_every_scenario(('fl2', _AT_SERVER))
 def test_random_layers_repeat_whatever_the_threads(name, scenario):
-  model = _noisy if name in ('fedcon', 'protofssl') else _Noisy
+  # These separate features from logits.
+  functional = ('fedcon', 'protofssl', 'proxyfl')
+  model = _noisy if name in functional else _Noisy
   process = tiny_task.build(name, scenario, model=model)
   cohorts = _cohorts(scenario)
   state, metrics = _rounds(process, cohorts)
@@ -194,8 +196,8 @@ def test_l2_regularizers_are_weight_decay(name, scenario):
     ),
     cohorts,
   )
-  # Weight decay acts on FedCon's projector, too, which is not the user's.
-  if name != 'fedcon':
+  # Weight decay also acts on networks of these which are not the user's.
+  if name not in ('fedcon', 'proxyfl'):
     for a, b in zip(tiny_task.flat(ours), tiny_task.flat(theirs), strict=True):
       np.testing.assert_allclose(a, b, atol=1e-6)
   if name != 'supervised' or scenario != _AT_SERVER:
