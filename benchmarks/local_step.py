@@ -397,11 +397,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   print(f'  of the matrix peak     {flops / complete_step / peak:.2f}')
   print(f'bare step                {bare_step * 1e3:.1f} ms')
   print(f'  bare / complete        {bare_step / complete_step:.2f}')
-  views_step = median['views'] / step.steps_at_once
+  at_once = min(step.steps_at_once, args.steps)
+  views_step = median['views'] / at_once
   print(
     f'views and gathering      {views_step * 1e3:.2f} ms,'
     f' {views_step / complete_step:.1%} of the complete step'
-    f' ({step.steps_at_once} steps at once)'
+    f' ({at_once} steps at once)'
   )
   if args.bfloat16:
     bfloat16_step = median['bfloat16'] / args.steps

@@ -187,3 +187,11 @@ def test_batches_of_no_image_of_one_and_of_one_op(pillow, apply_ops):
     if name not in ('posterize', 'solarize'):
       expected = pillow.apply(image[0], name, 0.5)
       np.testing.assert_array_equal(result[0], expected)
+
+
+def test_contrast_of_a_large_image(pillow, apply_ops):
+  image = np.full([1, 2100, 2100, 3], 250, np.uint8)
+  image[0, :, :1050] = 240
+  op = np.array([image_ops.OPS.index('contrast')], np.int32)
+  ours = apply_ops(image, op, np.float32([0.5])).numpy()[0]
+  np.testing.assert_array_equal(ours, pillow.apply(image[0], 'contrast', 0.5))

@@ -201,10 +201,11 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies operations that blend with a degenerate image, or away from it."""
   values = tf.cast(images, tf.float32)
   gray = convert_to_gray(images)
-  total = tf.reduce_sum(gray, [1, 2], keepdims=True)
+  # Of images above 4 million pixels, int32 has not room for twice the sum.
+  total = tf.reduce_sum(tf.cast(gray, tf.int64), [1, 2], keepdims=True)
   num_pixels = images.shape[1] * images.shape[2]
   # Rounds half up, in integers.
-  mean = (2 * total + num_pixels) // (2 * num_pixels)
+  mean = tf.cast((2 * total + num_pixels) // (2 * num_pixels), gray.dtype)
   flat = tf.where(
     _is(ops, 'color', 4),
     gray,

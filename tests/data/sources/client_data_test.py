@@ -68,6 +68,12 @@ def test_sqlite_as_tff_reads_it(sqlite, load):
   )
 
 
+def test_a_client_may_have_the_name_of_a_split(tmp_path, load):
+  clients = dict(zip(('anna', 'coli_strain', 'latest'), _TRAIN.values()))
+  client_files.users(tmp_path / 'users', client_files.examples(clients))
+  assert load('users').client_names == tuple(sorted(clients))
+
+
 def test_other_layouts_are_the_same(tmp_path, load):
   users, h5 = tmp_path / 'users', tmp_path / 'h5'
   client_files.users(users / 'train', client_files.examples(_TRAIN))
@@ -192,6 +198,16 @@ def _endless_view(path):
   connection.close()
 
 
+def _computed_column(path):
+  path.unlink()
+  with sqlite3.connect(path) as connection:
+    connection.execute(
+      'CREATE TABLE examples (client_id TEXT, serialized_example_proto BLOB,'
+      ' split_name TEXT GENERATED ALWAYS AS (hex(zeroblob(9))) VIRTUAL)'
+    )
+  connection.close()
+
+
 def _replaced(path, contents):
   path.unlink()
   client_files.sqlite(path, {'train': {'a': contents}})
@@ -207,6 +223,7 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
     (_schema_that_is_no_text, 'it is no SQLite file of TFF, or damaged ('),
     (_other_schema, 'it has no table examples'),
     (_endless_view, 'it has no table examples'),
+    (_computed_column, 'it has no table examples'),
     (lambda path: path.write_text('?' * 99), 'it is no TFRecord file'),
     (lambda path: path.write_bytes(b''), "it has no split 'train', but no"),
     (lambda path: path.unlink(), 'it does not exist'),

@@ -254,3 +254,12 @@ def test_other_files(tmp_path):
     _load(tmp_path / 'a.csv')
   with pytest.raises(UsageError, match='give the path, features:PATH'):
     _load('')
+
+
+def test_large_classes_are_not_rounded(tmp_path):
+  y = 2**53 + np.arange(_NUM) % 4
+  _write_npz(tmp_path / 'a.npz', _columns(y=y))
+  assert len(_load(tmp_path / 'a.npz').class_names) == 4
+  _write_npz(tmp_path / 'a.npz', _columns(y=y.astype(np.float64) * 2))
+  with pytest.raises(UsageError, match='row 1: class'):
+    _load(tmp_path / 'a.npz')

@@ -17,6 +17,7 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import sweep_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import sweep as sweep_lib
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
 _BASE = (
@@ -118,6 +119,24 @@ def test_a_grid(call, folder):
     assert (code, output) == (main.USAGE, '') and errors.count('\n') == 1
     assert f'{more.split("=")[-2].lstrip("-")}' in errors
     assert 'holds a sweep of another configuration' in errors
+
+
+def test_rounds_may_vary(call):
+  for _ in range(2):
+    code, output, errors = call('--grid=total_rounds=5,10')
+    assert (code, errors) == (main.DONE, '')
+    assert 'rounds each' not in output
+
+
+def test_a_run_that_was_continued_is_not_what_was_selected(call, folder):
+  assert call(_GRID)[0] == main.DONE
+  for number in range(2):
+    tree = output_tree.OutputTree(folder.run(number, 0))
+    csv_table.CsvTable(tree.eval_csv).log(
+      11, {'validation/accuracy': 0.99, 'test/accuracy': 0.99}
+    )
+  code, _, errors = call(_GRID)
+  assert code == main.USAGE and 'is no longer whole' in errors
 
 
 def test_a_run_that_fails_is_started_again(call, folder, monkeypatch):

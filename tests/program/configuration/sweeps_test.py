@@ -1,5 +1,8 @@
+import numpy as np
 import pytest
 
+from tff_fssl.data import partition_draw
+from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
@@ -121,6 +124,7 @@ def test_the_definition_is_what_results_depend_on():
     (('seed=1,2',), (), '--seed cannot vary'),
     (('num_validation=100,200',), (), '--num_validation cannot vary'),
     (('dataset=digits,mnist',), (), '--dataset cannot vary'),
+    (('split_preset=official,fedmatch',), (), '--split_preset cannot vary'),
     (('client_threads=1,2',), (), 'does not change results'),
     (('momentum=0',), ('--num_validation=0',), 'selects by validation'),
     (('momentum=0', 'momentum=0.5'), (), '--grid=momentum: is given twice'),
@@ -179,3 +183,23 @@ def test_a_grid_may_be_too_large():
   numbers = ','.join(map(str, range(1, 102)))
   with pytest.raises(UsageError, match='10,201 combinations'):
     _build(f'client_epochs={numbers}', f'server_epochs={numbers}')
+
+
+def test_another_partition_file_is_another_sweep(tmp_path):
+  definitions = []
+  for seed in (0, 0, 1):
+    path = tmp_path / f'{len(definitions)}.json'
+    drawn = partition_draw.build_partition(
+      np.arange(1437) % 10,
+      partition_settings.PartitionSettings(
+        num_classes=10,
+        num_labels=40,
+        num_clients=20,
+        num_validation=100,
+        seed=seed,
+      ),
+    )
+    path.write_text(drawn.dump_json())
+    sweep = _build('momentum=0', argv=(f'--partition_file={path}',))
+    definitions.append(sweep.definition())
+  assert definitions[0] == definitions[1] != definitions[2]

@@ -5,6 +5,7 @@ import sqlite3
 
 import hypothesis
 from hypothesis import strategies as st
+import optuna
 import pytest
 
 from tff_fssl.hparams import UsageError
@@ -111,3 +112,12 @@ def test_whatever_bytes_a_study_has(study, tmp_path, data):
   path = tmp_path / 'study.db'
   path.write_bytes(content[: data.draw(st.integers(1, 2)) * len(content) // 2])
   _assert_read_or_refused(str(path))
+
+
+def test_samplers_learn_of_what_diverged(tmp_path):
+  trials = trials_lib.Trials(str(tmp_path / 'study.db'), _sweep(), 1)
+  trials.take().end(trials_lib.DIVERGED, {}, 'why')
+  # Optuna's samplers ignore failed trials.
+  (trial,) = trials.study.get_trials()
+  assert trial.state == optuna.trial.TrialState.PRUNED
+  assert [record.state for record in trials.records()] == ['diverged']

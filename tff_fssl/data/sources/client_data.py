@@ -101,8 +101,12 @@ def _parts(root: str) -> dict[str, str]:
   if not os.path.isdir(root):
     return {'': root}
   found: dict[str, str] = {}
-  for entry in files.list_folder(root):
-    stem = entry.partition('.')[0].lower()
+  others: set[str] = set()
+  for entry, is_folder in files.list_folder(root).items():
+    stem, _, ending = entry.partition('.')
+    stem = stem.lower()
+    if not is_folder and not stem.endswith((_TRAIN, _TEST)):
+      others.add(ending)
     for split in (_TRAIN, _TEST):
       if stem.endswith(split):
         if split in found:
@@ -111,7 +115,13 @@ def _parts(root: str) -> dict[str, str]:
             f' {split}; keep one of them there'
           )
         found[split] = os.path.join(root, entry)
-  return found if _TRAIN in found else {'': root}
+  part = found.get(_TRAIN, '')
+  # With a file for each client, the name of one may end so, too.
+  ending = os.path.basename(part).partition('.')[2]
+  is_client = f'.{ending}' in (*_RECORD_SUFFIXES, '.') and ending in others
+  return (
+    found if part and not (is_client and os.path.isfile(part)) else {'': root}
+  )
 
 
 def _files(part: str) -> list[str]:
@@ -269,9 +279,10 @@ def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
       yield fields.row(f'{client}/{numbers[client]}', client, content)
       numbers[client] += 1
 
-  # A hostile view could run forever.
+  # A hostile view, or column that is computed, could run forever.
   kinds = list(query("SELECT type FROM sqlite_master WHERE name = 'examples'"))
-  if kinds != [('table',)]:
+  columns = query("SELECT hidden FROM pragma_table_xinfo('examples')")
+  if kinds != [('table',)] or any(hidden for (hidden,) in columns):
     raise files.FileError(
       path, "it has no table examples, as TFF's SQLite files have"
     )

@@ -7,6 +7,7 @@ network.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -36,7 +37,7 @@ _TRAIN, _TEST, _EXTRA = 'train', 'test', 'extra'
 _TESTS = (_TEST, 'validation')
 _UNLABELED = ('unlabelled', 'unlabeled')
 # Single images would spend most time between TensorFlow and NumPy.
-_BATCH_SIZE = 1_000
+_BATCH_SIZE, _BATCH_BYTES = 1_000, 2**26
 # Facts of a data set are used before its files are read, so that a larger
 # number could take all time or memory.
 _MAX_ROWS = 2**31 - 1
@@ -204,28 +205,29 @@ def _open(
   """Opens the rows, or raises errors of any class if files are damaged."""
   pooled = [_TRAIN, stored.test] if stored.test else [_TRAIN]
   sizes = [stored.sizes[split] for split in pooled]
-  # Place among the pooled examples -> whether it is for testing, else training.
+  # For each of the pooled examples: 1 for testing, 0 for training, -1 unused.
   if preset is not None:
     labels = [label for split in pooled for label in _labels(stored, split)]
-    chosen = _draw_preset(info, preset, np.array(labels), settings)
+    uses = _draw_preset(info, preset, np.array(labels), settings)
   elif stored.test:
-    chosen = dict(enumerate(np.repeat([False, True], sizes)))
+    uses = np.repeat(np.array([0, 1], np.int8), sizes)
   else:
-    chosen = dict(enumerate(_draw_test(sizes[0], settings.test_share)))
+    uses = np.array(_draw_test(sizes[0], settings.test_share), np.int8)
 
   def read(for_test):
     place = 0
     for split, size in zip(pooled, sizes):
+      chosen = uses[place : place + size] == for_test
       # Splits without a chosen row are not read at all.
-      if any(chosen.get(place + i) == for_test for i in range(size)):
-        for i, row in enumerate(_rows(stored, split), place):
-          if chosen.get(i) == for_test:
+      if chosen.any():
+        for row, is_chosen in zip(_rows(stored, split), chosen, strict=True):
+          if is_chosen:
             yield row
       place += size
     for split in () if for_test else further:
       yield from _rows(stored, split)
 
-  most = len(chosen) + sum(stored.sizes[split] for split in further)
+  most = int((uses >= 0).sum()) + sum(stored.sizes[split] for split in further)
   has_test = preset is not None or stored.test is not None
   return images.Rows(most, read, stored.class_names, has_test=has_test)
 
@@ -262,9 +264,12 @@ def _rows(
   )
   dataset = dataset.map(lambda element: (element[image], element[label]))
   # Images of different sizes do not form a batch.
-  size = 1 if min(stored.shape) < 1 and not decoders else _BATCH_SIZE
+  size = _BATCH_SIZE
+  if not decoders:
+    is_fixed = min(stored.shape) > 0
+    size = min(size, _BATCH_BYTES // math.prod(stored.shape)) if is_fixed else 1
   count = 0
-  for pixels, labels in tfds.as_numpy(dataset.batch(size).prefetch(2)):
+  for pixels, labels in tfds.as_numpy(dataset.batch(max(1, size)).prefetch(2)):
     for x, y in zip(pixels, labels):
       if count == stored.sizes[split]:
         raise ValueError(f'{split} has more than {count} examples')
@@ -288,7 +293,7 @@ def _draw_preset(
   preset: names.SplitPreset,
   y: np.ndarray,
   settings: DataHparams,
-) -> dict[int, bool]:
+) -> np.ndarray:
   """Shuffles all examples, or those of each class, and cuts them.
 
   Args:
@@ -298,7 +303,7 @@ def _draw_preset(
     settings: The name of the preset.
 
   Returns:
-    Place of a used example -> whether it is for testing.
+    int8 [N]: 1 for testing, 0 for training, -1 for an unused example.
   """
   # Not the run's seed, so that runs with other seeds have the same test images.
   rng = seeds.generator(0, seeds.Purpose.SPLIT_PRESET)
@@ -306,7 +311,7 @@ def _draw_preset(
   if preset.of_class:
     groups = [np.flatnonzero(y == c) for c in range(info.num_classes)]
   for_training = preset.train + preset.validation
-  chosen: dict[int, bool] = {}
+  uses = np.full(len(y), -1, np.int8)
   for group in groups:
     if len(group) < for_training + preset.test:
       raise UsageError(
@@ -315,11 +320,10 @@ def _draw_preset(
         f'{" of each class" if preset.of_class else ""}, but there are'
         f' {len(group):,}'
       )
-    shuffled = rng.permutation(group).tolist()
-    chosen |= dict.fromkeys(shuffled[:for_training], False)
-    tested = shuffled[for_training : for_training + preset.test]
-    chosen |= dict.fromkeys(tested, True)
-  return chosen
+    shuffled = rng.permutation(group)
+    uses[shuffled[:for_training]] = 0
+    uses[shuffled[for_training : for_training + preset.test]] = 1
+  return uses
 
 
 def root_folder(data_dir: str | None) -> str:

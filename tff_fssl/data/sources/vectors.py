@@ -8,6 +8,7 @@ integers in `y`.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -254,10 +255,14 @@ def _labels(
   ):
     return labels
   # Integers with missing values are read as floats.
-  numbers = [float(label or names.UNKNOWN_LABEL) for label in labels]
+  numbers = [_number(label or str(names.UNKNOWN_LABEL)) for label in labels]
   for row, number in enumerate(numbers, 1):
-    too_large = known and number >= len(known)
-    if number < names.UNKNOWN_LABEL or not number.is_integer() or too_large:
+    too_large = number >= (len(known) if known else math.inf)
+    # Beyond 2^53, neighbours are the same float.
+    inexact = isinstance(number, float) and not (
+      number.is_integer() and number <= 2**53
+    )
+    if number < names.UNKNOWN_LABEL or inexact or too_large:
       most = f' to {len(known) - 1}' if known else ' up'
       raise UsageError(
         f'{path}, row {row}: class {number:g}; classes are integers from'
@@ -266,6 +271,14 @@ def _labels(
   places = [int(number) for number in numbers]
   name = lambda place: known[place] if known else str(place)
   return ['' if place < 0 else name(place) for place in places]
+
+
+def _number(text: str) -> int | float:
+  """Reads a number, without rounding integers."""
+  try:
+    return int(text)
+  except ValueError:
+    return float(text)
 
 
 def _is_one_hot(values: np.ndarray) -> bool:

@@ -162,12 +162,14 @@ def _plan(sweep: sweeps.Sweep) -> str:
       f', pruning by the {search.pruning} of {search.pruning_trials} trials or'
       ' more'
     )
+  varies = any(space.name == 'total_rounds' for space in sweep.spaces)
+  rounds = '' if varies else f', of {run.total_rounds:,} rounds each'
   rows = {
     **{f'--{space.name}': space.text for space in sweep.spaces},
     'search': how,
     'runs': f'{num_runs:,}: {sweep.num_trials:,} trials with'
     f' {len(sweep.seeds)} seed{"s" * (len(sweep.seeds) > 1)}'
-    f' ({search.seeds}), of {run.total_rounds:,} rounds each',
+    f' ({search.seeds}){rounds}',
     'chosen by': 'the mean of the best validation accuracy of each run, on'
     f' {run.num_validation:,} examples',
     'output': sweep.folder,

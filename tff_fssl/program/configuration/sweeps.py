@@ -8,6 +8,7 @@ a trial. Errors are found here, before the first trial.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -34,7 +35,14 @@ _MAX_TRIALS = 10_000
 _NOT_VARIED = {
   'seed': 'each trial trains with all of --seeds',
   **dict.fromkeys(
-    ('num_validation', 'dataset', 'label_field', 'svhn_extra', 'test_share'),
+    (
+      'num_validation',
+      'dataset',
+      'label_field',
+      'split_preset',
+      'svhn_extra',
+      'test_share',
+    ),
     'trials are compared on the same validation examples',
   ),
 }
@@ -268,8 +276,17 @@ class Sweep:
         name: hparams.format_value(value)
         for name, value in dataclasses.asdict(self.search).items()
         if name != 'trials'  # More of them may follow.
-      },
+      }
+      | self._partition_file(),
     }
+
+  def _partition_file(self) -> dict[str, str]:
+    """Returns the checksum of the partition file, which may be moved."""
+    path = self.base.values.get('partition_file')
+    if not path:
+      return {}
+    digest = hashlib.sha256(files.read_bytes(path)).hexdigest()
+    return {'partition_file': f'(SHA-256 {digest[:16]})'}
 
 
 def values_text(values: Mapping[str, Any]) -> str:

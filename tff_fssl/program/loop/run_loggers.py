@@ -153,7 +153,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     tracker = loggers.TrackerLogger(
       f'{kind}:{where}',
       tree.tracking,
-      name=os.path.basename(os.path.abspath(tree.path)),
+      name=tree.name,
       params={
         name: hparams.format_value(value) for name, value in values.items()
       },

@@ -201,13 +201,20 @@ def test_text(folder: output_tree.SweepFolder, record: trials.Record) -> str:
     UsageError: If the tables of its runs cannot be read, or lack it.
   """
   accuracies = []
-  for seed in record.scores:
+  for seed, score in record.scores.items():
     path = folder.run(record.number, seed)
     best = summary.summarize(output_tree.OutputTree(path)).get(
       'best_validation'
     )
-    # The folder of a run may have been removed after its trial.
-    if not best or compare.TEST_ACCURACY not in best:
+    # The folder of a run may have been removed after its trial, or the run
+    # continued, so that another round is selected.
+    if (
+      not best
+      or compare.TEST_ACCURACY not in best
+      or not math.isclose(
+        best.get(summary.VALIDATION_ACCURACY, math.nan), score, abs_tol=1e-6
+      )
+    ):
       raise UsageError(
         f'{path}: the run of trial {record.number} is no longer whole; give the'
         ' command of the sweep with another --output_dir'

@@ -96,6 +96,7 @@ Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
 _SWEEP = 'sweep.json'
+_TRIALS = 'trials'
 # Files that are replaced as a whole, and may leave temporary ones.
 _SWEEP_NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
@@ -280,6 +281,21 @@ class OutputTree(LockedFolder):
     self._made: list[str] = []
     self._made_lock = False
     self.is_recorded = False
+
+  @property
+  def name(self) -> str:
+    """Names the run at a tracker: its folder's, with those of a sweep's trial.
+
+    Examples:
+      >>> from tff_fssl.program.storage import output_tree
+      >>> for path in ('runs/fl2', 'runs/rho/trials/003/seed0'):
+      ...   print(output_tree.OutputTree(path).name)
+      fl2
+      rho/003/seed0
+    """
+    parts = ['', '', '', *os.path.abspath(self.path).split(os.sep)]
+    *_, sweep, trials, trial, run = parts
+    return f'{sweep}/{trial}/{run}' if trials == _TRIALS else run
 
   def open(self, config: config_lib.Config, *, restart: bool = False) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
@@ -547,7 +563,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """Returns the names in which two definitions differ."""
   names, _ = config_lib.differences(old['flags'], dict(new['flags']))
   # A larger --total_rounds continues a run, but not one that is over here.
-  if old['flags']['total_rounds'] != new['flags']['total_rounds']:
+  of_old, of_new = (d['flags'].get('total_rounds') for d in (old, new))
+  if of_old != of_new:
     names.append('total_rounds')
   for part in ('varied', 'search'):
     both = sorted(old[part].keys() | new[part].keys())

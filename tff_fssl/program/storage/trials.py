@@ -25,10 +25,16 @@ COMPLETE, PRUNED, DIVERGED = 'complete', 'pruned', 'diverged'
 FAILED, OPEN = 'failed', 'open'
 
 _NUMBER, _SCORES, _NOTE = 'number', 'scores', 'note'
-# Optuna calls it failed, but to repeat it would be of no use.
+# Optuna calls it pruned: samplers ignore failed trials, and would draw more of
+# their kind.
 _DIVERGED = 'diverged'
 _State = optuna.trial.TrialState
-_ENDS = {COMPLETE: _State.COMPLETE, PRUNED: _State.PRUNED, FAILED: _State.FAIL}
+_ENDS = {
+  COMPLETE: _State.COMPLETE,
+  PRUNED: _State.PRUNED,
+  DIVERGED: _State.PRUNED,
+  FAILED: _State.FAIL,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +260,7 @@ class Trials:
 def _state(trial: optuna.trial.FrozenTrial) -> str:
   if trial.user_attrs.get(_DIVERGED):
     return DIVERGED
-  names = {theirs: ours for ours, theirs in _ENDS.items()}
+  names = {end: name for name, end in _ENDS.items() if name != DIVERGED}
   return names.get(trial.state, OPEN)
 
 
