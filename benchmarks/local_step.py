@@ -268,7 +268,10 @@ class Step:
       if value.dtype == tf.bool
     }
     return base.Prepared(
-      tf.range(num), {**prepared.per_example, **passes}, prepared.constants
+      tf.range(num),
+      {**prepared.per_example, **passes},
+      prepared.constants,
+      carried=prepared.carried,
     )
 
   def _build_bare(self, algorithm, batch, optimizer, rate):
