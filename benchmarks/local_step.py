@@ -175,7 +175,7 @@ class Step:
       seed=seed,
       enabled=True,
     )
-    self.steps_at_once = feed.steps_at_once
+    self.steps_at_once = min(feed.steps_at_once, task.num_steps)
     self._views = views = tf.function(
       lambda: feed.batch(feed.ahead(tf.constant(0)), tf.constant(0))
     )
@@ -400,12 +400,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   print(f'  of the matrix peak     {flops / complete_step / peak:.2f}')
   print(f'bare step                {bare_step * 1e3:.1f} ms')
   print(f'  bare / complete        {bare_step / complete_step:.2f}')
-  at_once = min(step.steps_at_once, args.steps)
-  views_step = median['views'] / at_once
+  views_step = median['views'] / step.steps_at_once
   print(
     f'views and gathering      {views_step * 1e3:.2f} ms,'
     f' {views_step / complete_step:.1%} of the complete step'
-    f' ({at_once} steps at once)'
+    f' ({step.steps_at_once} steps at once)'
   )
   if args.bfloat16:
     bfloat16_step = median['bfloat16'] / args.steps

@@ -201,7 +201,7 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies operations that blend with a degenerate image, or away from it."""
   values = tf.cast(images, tf.float32)
   gray = convert_to_gray(images)
-  # Of images above 4 million pixels, int32 has not room for twice the sum.
+  # Twice the sum exceeds int32 in images above 4 million pixels.
   total = tf.reduce_sum(tf.cast(gray, tf.int64), [1, 2], keepdims=True)
   num_pixels = images.shape[1] * images.shape[2]
   # Rounds half up, in integers.

@@ -59,10 +59,12 @@ def label_problems(
   """
   for split, labels in (('training', train), ('test', test)):
     if not len(labels):
-      way = (
-        '; if they have no test split at all, --test_share takes a share of the'
-        ' training examples'
-      ) * (split == 'test')
+      way = ''
+      if split == 'test':
+        way = (
+          '; without a test split, --test_share takes a share of the training'
+          ' examples'
+        )
       yield Problem(f'the data have no {split} examples{way}', True)
   if len(class_names) < 2:
     names = ', '.join(class_names) or 'none'

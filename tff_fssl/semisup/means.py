@@ -14,8 +14,8 @@ class Mean(NamedTuple):
     total: float32 scalar.
     count: float32 scalar, at most the number of examples in the batch. Clients
       with larger counts than their data allow are rejected. A count of 0 is
-      allowed with any total: nothing was wrong, say, for a ratio of correct to
-      wrong.
+      allowed with any total: a ratio of correct to wrong labels has it where
+      none is wrong.
 
   Examples:
     >>> from tff_fssl.semisup.means import Mean

@@ -101,27 +101,35 @@ def _parts(root: str) -> dict[str, str]:
   if not os.path.isdir(root):
     return {'': root}
   found: dict[str, str] = {}
-  others: set[str] = set()
-  for entry, is_folder in files.list_folder(root).items():
-    stem, _, ending = entry.partition('.')
-    stem = stem.lower()
-    if not is_folder and not stem.endswith((_TRAIN, _TEST)):
-      others.add(ending)
+  entries = files.list_folder(root)
+  for entry in entries:
     for split in (_TRAIN, _TEST):
-      if stem.endswith(split):
+      if _is_of_split(entry, split):
         if split in found:
           raise UsageError(
             f'{root}: {os.path.basename(found[split])} and {entry} are both for'
             f' {split}; keep one of them there'
           )
         found[split] = os.path.join(root, entry)
-  part = found.get(_TRAIN, '')
-  # With a file for each client, the name of one may end so, too.
-  ending = os.path.basename(part).partition('.')[2]
-  is_client = f'.{ending}' in (*_RECORD_SUFFIXES, '.') and ending in others
-  return (
-    found if part and not (is_client and os.path.isfile(part)) else {'': root}
-  )
+  if _TRAIN not in found:
+    return {'': root}
+  # With a file for each client, the name of one may end like a split's.
+  train = os.path.basename(found[_TRAIN])
+  ending = train.partition('.')[2]
+  if not entries[train] and f'.{ending}' in (*_RECORD_SUFFIXES, '.'):
+    alike = [
+      entry
+      for entry, is_folder in entries.items()
+      if not is_folder and entry.partition('.')[2] == ending
+    ]
+    if not all(_is_of_split(entry, _TRAIN, _TEST) for entry in alike):
+      return {'': root}
+  return found
+
+
+def _is_of_split(entry: str, *splits: str) -> bool:
+  """Tells whether the name of an entry ends in that of one of the splits."""
+  return entry.partition('.')[0].lower().endswith(splits)
 
 
 def _files(part: str) -> list[str]:

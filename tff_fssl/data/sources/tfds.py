@@ -208,16 +208,16 @@ def _open(
   # For each of the pooled examples: 1 for testing, 0 for training, -1 unused.
   if preset is not None:
     labels = [label for split in pooled for label in _labels(stored, split)]
-    uses = _draw_preset(info, preset, np.array(labels), settings)
+    roles = _draw_preset(info, preset, np.array(labels), settings)
   elif stored.test:
-    uses = np.repeat(np.array([0, 1], np.int8), sizes)
+    roles = np.repeat(np.array([0, 1], np.int8), sizes)
   else:
-    uses = np.array(_draw_test(sizes[0], settings.test_share), np.int8)
+    roles = np.array(_draw_test(sizes[0], settings.test_share), np.int8)
 
   def read(for_test):
     place = 0
     for split, size in zip(pooled, sizes):
-      chosen = uses[place : place + size] == for_test
+      chosen = roles[place : place + size] == for_test
       # Splits without a chosen row are not read at all.
       if chosen.any():
         for row, is_chosen in zip(_rows(stored, split), chosen, strict=True):
@@ -227,7 +227,7 @@ def _open(
     for split in () if for_test else further:
       yield from _rows(stored, split)
 
-  most = int((uses >= 0).sum()) + sum(stored.sizes[split] for split in further)
+  most = int((roles >= 0).sum()) + sum(stored.sizes[split] for split in further)
   has_test = preset is not None or stored.test is not None
   return images.Rows(most, read, stored.class_names, has_test=has_test)
 
@@ -267,9 +267,10 @@ def _rows(
   size = _BATCH_SIZE
   if not decoders:
     is_fixed = min(stored.shape) > 0
-    size = min(size, _BATCH_BYTES // math.prod(stored.shape)) if is_fixed else 1
+    most = _BATCH_BYTES // math.prod(stored.shape) if is_fixed else 1
+    size = min(size, max(1, most))
   count = 0
-  for pixels, labels in tfds.as_numpy(dataset.batch(max(1, size)).prefetch(2)):
+  for pixels, labels in tfds.as_numpy(dataset.batch(size).prefetch(2)):
     for x, y in zip(pixels, labels):
       if count == stored.sizes[split]:
         raise ValueError(f'{split} has more than {count} examples')
@@ -311,7 +312,7 @@ def _draw_preset(
   if preset.of_class:
     groups = [np.flatnonzero(y == c) for c in range(info.num_classes)]
   for_training = preset.train + preset.validation
-  uses = np.full(len(y), -1, np.int8)
+  roles = np.full(len(y), -1, np.int8)
   for group in groups:
     if len(group) < for_training + preset.test:
       raise UsageError(
@@ -321,9 +322,9 @@ def _draw_preset(
         f' {len(group):,}'
       )
     shuffled = rng.permutation(group)
-    uses[shuffled[:for_training]] = 0
-    uses[shuffled[for_training : for_training + preset.test]] = 1
-  return uses
+    roles[shuffled[:for_training]] = 0
+    roles[shuffled[for_training : for_training + preset.test]] = 1
+  return roles
 
 
 def root_folder(data_dir: str | None) -> str:

@@ -115,11 +115,11 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
       first = seen.setdefault(seed, run)
       if first is run:
         continue
-      files = {r.flags.get('partition_file', '') for r in (first, run)}
+      partitions = {r.flags.get('partition_file', '') for r in (first, run)}
       problem = (
         'differ only in --partition_file, by which runs are not grouped; omit'
         f' one of them, or train one with another seed than --seed={seed}'
-        if len(files) > 1
+        if len(partitions) > 1
         else f'do not differ, not even in --seed={seed}: they are one sample;'
         ' omit one of them'
       )

@@ -563,8 +563,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """Returns the names in which two definitions differ."""
   names, _ = config_lib.differences(old['flags'], dict(new['flags']))
   # A larger --total_rounds continues a run, but not one that is over here.
-  of_old, of_new = (d['flags'].get('total_rounds') for d in (old, new))
-  if of_old != of_new:
+  before, after = (d['flags'].get('total_rounds') for d in (old, new))
+  if before != after:
     names.append('total_rounds')
   for part in ('varied', 'search'):
     both = sorted(old[part].keys() | new[part].keys())
