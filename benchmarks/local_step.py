@@ -283,7 +283,7 @@ class Step:
     model = self._networks.model
     own_slots = optimizer.initialize(model)
 
-    @tf.function
+    @tf.function(autograph=False)
     def bare():
       for step in training.steps_of(algorithm):
         result = step(self._networks, batch)

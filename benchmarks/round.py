@@ -66,7 +66,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
       network, algorithm, views, config, at_server=at_server
     )
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(weights, labeled, unlabeled, seed):
       rate = tf.constant(hparams.client_learning_rate)
       result = local.run(
@@ -86,7 +86,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
     statistics_count=tf.constant(1.0)
   )
 
-  @tf.function
+  @tf.function(autograph=False)
   def gather(images):
     return statistics.gather(
       network,

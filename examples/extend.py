@@ -143,9 +143,7 @@ class MomentumTeacher(base.Algorithm):
 
   def broadcasts(self, state):
     """Sends the teacher, and keeps its batch norm statistics up to date."""
-    return {
-      'teacher': base.Broadcast(state.memory.teacher, own_statistics=True)
-    }
+    return {'teacher': base.Broadcast(own_statistics=True)}
 
   def networks(self):
     """Gives each client a network that starts as the teacher."""

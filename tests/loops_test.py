@@ -45,3 +45,29 @@ def test_fold_carries_structures_in_a_graph():
   total, kept = run(tf.constant(4))
   assert int(total) == 6
   assert kept.numpy().tolist() == [0, 0, 1, 3]
+
+
+@pytest.mark.parametrize(
+  'size, batch_size, expected',
+  [
+    (0, 4, []),
+    (1, 4, [1]),
+    (4, 4, [4]),
+    (5, 4, [5]),
+    (6, 4, [4, 2]),
+    (9, 4, [4, 5]),
+    (3, 1, [1, 1, 1]),
+  ],
+)
+def test_batches_leave_no_row_alone(size, batch_size, expected):
+  seen = []
+
+  def body(index, rows, carry):
+    seen.append((int(index), int(rows.start), int(rows.stop)))
+    return carry
+
+  size = tf.constant(size)
+  loops.fold_batches(body, 0, size=size, batch_size=batch_size)
+  assert [end - start for _, start, end in seen] == expected
+  assert [i for i, _, _ in seen] == list(range(len(expected)))
+  assert loops.num_batches(size, batch_size) == len(expected)

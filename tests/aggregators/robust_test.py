@@ -33,14 +33,18 @@ def _next(process, rows, weights, state=None):
   return process.next(state, values, [np.float32(w) for w in weights])
 
 
+def _lower_median(rows):
+  return np.sort(rows, axis=0)[(len(rows) - 1) // 2]
+
+
 def _reference(rows, weights, before):
   """Clips, mixes and takes the geometric median in float64, by points."""
   rows, weights = (np.array(a, np.float64) for a in (rows, weights))
   rows, weights = rows[weights > 0], weights[weights > 0]
   norms = np.linalg.norm(rows, axis=1)
-  median = np.sort(norms)[(len(norms) - 1) // 2]
+  median = _lower_median(norms)
   limit = min(median, 2 * before)
-  weights = np.minimum(weights, np.sort(weights)[(len(weights) - 1) // 2])
+  weights = np.minimum(weights, _lower_median(weights))
   keeps = norms <= 10 * median
   rows = (rows * np.minimum(1, limit / norms)[:, None])[keeps]
   weights = weights[keeps]
@@ -49,10 +53,13 @@ def _reference(rows, weights, before):
     distances = np.linalg.norm(rows - row, axis=1)
     nearest = np.argsort(distances)[: num - int(0.4 * num)]
     mixed.append(np.average(rows[nearest], axis=0, weights=weights[nearest]))
-  point = np.average(mixed, axis=0, weights=weights)
+  apart = np.linalg.norm(np.array(mixed)[:, None] - np.array(mixed), axis=-1)
+  medians = _lower_median(apart.T)
+  near = apart[medians.argmin()] <= medians.min()
+  point = np.average(mixed, axis=0, weights=weights * near)
   for _ in range(8):
     distances = np.linalg.norm(mixed - point, axis=1)
-    distances = np.maximum(distances, 1e-3 * distances.max() + 1e-30)
+    distances = np.maximum(distances, 1e-3 * _lower_median(distances) + 1e-30)
     point = np.average(mixed, axis=0, weights=weights / distances)
   return point, max(limit, before / 2)
 
@@ -146,6 +153,17 @@ def test_a_round_of_liars_does_not_open_the_next(process):
   output = _next(process, [honest] * 4 + [lie], [1.0] * 5, output.state)
   np.testing.assert_allclose(output.result[0], honest, rtol=1e-6)
   assert output.state['median_norm'] == 5.0
+
+
+@pytest.mark.parametrize('size', [10.0, 1e3, 1e5, 1e7, 1e12])
+@pytest.mark.parametrize('num_honest, num_liars', [(9, 1), (6, 2), (3, 2)])
+def test_without_limits(num_honest, num_liars, size):
+  unlimited = robust.RobustMeanFactory(clipping=False, zeroing_multiple=0.0)
+  rng = np.random.default_rng(0)
+  honest = 1.0 + 0.1 * rng.normal(size=[num_honest, 3])
+  rows = [*honest, *[[-size] * 3] * num_liars]
+  output = _next(_create(unlimited), rows, [1.0] * len(rows))
+  np.testing.assert_allclose(output.result[0], np.ones(3), atol=0.15)
 
 
 def test_options():

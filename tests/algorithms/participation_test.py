@@ -89,6 +89,25 @@ def _elements(process, scenario, *, spoilt=(), shares=(1.0, 1.0, 1.0)):
   return [tiny_task.dataset(element, process) for element in elements]
 
 
+@pytest.mark.parametrize(
+  'num_held, is_kept', [(0, False), (1, False), (2, True)]
+)
+def test_clients_without_examples_do_not_count(num_held, is_kept):
+  process = tiny_task.build(
+    'fedmatch', _CLIENTS, stragglers=True, min_clients=2
+  )
+  state = process.next(process.initialize(), _elements(process, _CLIENTS)).state
+  elements = tiny_task.cohort(_CLIENTS)[:num_held]
+  elements += [tiny_task.client(7 + i, 2, unlabeled=0) for i in range(3)]
+  for element in elements:
+    element['share'] = np.float32(1.0)
+  output = process.next(
+    state, [tiny_task.dataset(element, process) for element in elements]
+  )
+  assert output.metrics['participation']['too_few_clients'] == (not is_kept)
+  assert _are_equal(state, output.state) == (not is_kept)
+
+
 def test_clients_that_cannot_be_used_do_not_count():
   process = tiny_task.build(
     'fedmatch', _CLIENTS, stragglers=True, min_clients=2

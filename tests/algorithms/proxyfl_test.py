@@ -112,7 +112,7 @@ def _tune(of_clients=_OF_CLIENTS, **given):
     'batch_size': 9,
     'learning_rate': 0.01,
     'has_margin': True,
-    'seed': tf.constant(3),
+    'seed': tf.constant([3, 1]),
     **given,
   }
   return proxies.tune(tf.constant(_MEAN), tf.constant(of_clients), **values)
@@ -153,6 +153,8 @@ class TestPx2:
     tuned = _tune(**batches)
     np.testing.assert_allclose(tuned, _tune(_OF_CLIENTS[::-1], **batches))
     assert np.abs(tuned - _tune()).max() > 1e-4
+    other = _tune(**batches, seed=tf.constant([4, 1]))
+    assert np.abs(tuned - other).max() > 1e-6
 
   def test_without_clients_they_stay(self):
     np.testing.assert_array_equal(_tune(_OF_CLIENTS[:0]), _MEAN)
@@ -462,7 +464,7 @@ class TestTrust:
   """What a client may send, and what protects it."""
 
   @staticmethod
-  def _exchange(tuning='none', robust=False):
+  def _exchange(tuning='none', robust=False, seed=0):
     square, line = tf.TensorSpec([2, 2]), tf.TensorSpec([2])
     peers = {
       'features': Weights((square, line), (), None),
@@ -470,7 +472,7 @@ class TestTrust:
     }
     return proxyfl.ProxyFl(tuning=tuning).exchange()(
       exchange_lib.Population(
-        0, (), peers, num_classes=3, num_outputs=3, robust=robust
+        0, (), peers, num_classes=3, num_outputs=3, robust=robust, seed=seed
       )
     )
 
@@ -491,6 +493,12 @@ class TestTrust:
     values['counts'] = tf.constant(counts, tf.float32)
     row = {'values': values}
     assert bool(exchange_lib.is_possible_row(exchange, row)) == is_possible
+
+  def test_projections_start_from_the_runs_seed(self):
+    tables = [self._exchange(seed=seed).initialize() for seed in (0, 0, 1)]
+    first, again, other = (np.array(t['features_kernel']) for t in tables)
+    np.testing.assert_array_equal(first, again)
+    assert np.all(first != other)
 
   def test_projections_must_be_bounded(self):
     exchange = self._exchange()

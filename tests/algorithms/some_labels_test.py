@@ -1,4 +1,4 @@
-"""Clients without labels where others have some."""
+"""Clients with labels only, or with none, where others have both."""
 
 import numpy as np
 import pytest
@@ -18,6 +18,11 @@ _OF_BOTH = [
 ]
 # So that all of an algorithm's terms have a value.
 _OWN = {name: {'confidence_threshold': 0.34} for name in ('fixmatch', 'fl2')}
+_AT_CLIENTS = [
+  name
+  for name, entry in registry.REGISTRY.items()
+  if _CLIENTS in entry.trains_clients
+]
 _LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
 
 
@@ -66,3 +71,31 @@ def test_moving_averages_do_not_see_the_filler(name):
   some, none = (_train(name, s, 'bn') for s in (_CLIENTS, _SERVER))
   for a, b in zip(some.non_trainable, none.non_trainable, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+_WITHOUT = {
+  # Episodes are other batches, and sums of two sets other weights.
+  *('supervised', 'protofssl', 'fedmatch'),
+}
+
+
+@pytest.mark.parametrize(
+  'name, own',
+  [
+    *((n, {}) for n in _AT_CLIENTS if n not in {*_WITHOUT, 'mixmatch'}),
+    ('mixmatch', {'mixup_concentration': 0.0}),
+    ('fixmatch', {'joint_batch': True}),
+  ],
+)
+def test_moving_averages_do_not_see_the_filler_for_unlabelled(name, own):
+  """They are those of labels only, as long as the weights stay."""
+  config = training.LoopConfig(1, 5, 12, optimizer.Sgd())
+  client = tiny_task.client(0, unlabeled=0, labeled=12)
+  results = [
+    tiny_local.train(
+      n, _CLIENTS, client, config, norm='bn', learning_rate=0.0, **o
+    )[1].non_trainable
+    for n, o in (('supervised', {}), (name, own))
+  ]
+  for expected, averages in zip(*results, strict=True):
+    np.testing.assert_allclose(averages, expected, atol=1e-4)

@@ -10,6 +10,37 @@ from tff_fssl.client import seeds
 from tff_fssl.models import adapter
 
 
+def _vectors():
+  """A network whose batch norm makes a single vector 0."""
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([3]),
+      tf.keras.layers.Dense(8),
+      tf.keras.layers.BatchNormalization(),
+      tf.keras.layers.Dense(2),
+    ]
+  )
+
+
+def test_the_last_example_is_not_normalized_by_itself():
+  network = adapter.Network(_vectors, seed=0)
+  x = np.random.default_rng(0).normal(size=[9, 3]).astype(np.float32)
+
+  def last(vector):
+    rows = tf.constant(np.concatenate([x[:8], [vector]]), tf.float32)
+    return inference.outputs(
+      network, rows, lambda rows, _: rows, tf.constant(0.0), 8
+    )[8]
+
+  assert np.abs(last([5, -5, 1]) - last([-9, 2, 0])).max() > 0.1
+
+
+@pytest.mark.parametrize('num, expected', [(0, 5.0), (1, 5.0), (2, 0.0)])
+def test_a_single_example_takes_the_statistics_that_there_are(num, expected):
+  images = tf.zeros([num, 3])
+  assert inference.own_moments_count(tf.constant(5.0), images) == expected
+
+
 @pytest.mark.parametrize('num', [0, 1, 4, 5, 9])
 def test_outputs_do_not_depend_on_batches(num):
   network = adapter.Network(lambda: tiny_task.model_fn('none'), seed=0)

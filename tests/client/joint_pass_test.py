@@ -30,3 +30,17 @@ def test_it_does_not_see_the_filler_of_a_client_without_labels():
   )
   mean, _ = network.non_trainable_variables
   np.testing.assert_allclose(mean, [0.1 * values.mean()], rtol=1e-5)
+
+
+def test_it_does_not_see_the_filler_of_a_client_with_labels_only():
+  network = tiny_norms.network(track_moving_averages=True)
+  batch = tiny_norms.views([1.0])
+  streams = dict(batch.streams)
+  streams['unlabeled'] = batch.unlabeled._replace(weights=tf.zeros([2]))
+  weak, strong, labeled = joint_pass.logits(
+    network, batch._replace(streams=streams)
+  )
+  assert not np.any(weak) and not np.any(strong)
+  np.testing.assert_allclose(labeled, np.zeros([1, 2]), atol=1e-5)
+  mean, _ = network.non_trainable_variables
+  np.testing.assert_allclose(mean, [0.1 * 16], rtol=1e-5)

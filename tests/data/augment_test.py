@@ -14,7 +14,9 @@ _POLICIES = {
   'fl2': augment._fl2_policy,
   'fixmatch': augment._fixmatch_policy,
   'sage': augment._sage_policy,
+  'semifl': augment._semifl_policy,
 }
+_OPS = [*image_ops.OPS, 'box', 'smooth_shear_x', 'smooth_shear_y']
 
 
 def _normalization(name):
@@ -105,6 +107,11 @@ def _expected_box(policy, u, height, width):
     left = int(max(0, u[1] * width - side / 2))
     upper = int(max(0, u[2] * height - side / 2))
     return left, upper, min(width, left + side), min(height, upper + side)
+  if policy == 'semifl':
+    left, upper = (
+      int(max(0, v * s - 20)) for v, s in zip(u[1:], (width, height))
+    )
+    return left, upper, min(width, left + 40), min(height, upper + 40)
   half = min(height, width) // 4
   x, y = int(u[1] * width), int(u[2] * height)
   left, upper = max(0, x - half), max(0, y - half)
@@ -129,13 +136,22 @@ def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
     offsets[:, 1],
     (pad, pad),
   ).numpy()
-  ops, args = (t.numpy() for t in augment._choose_ops(rules, draws[:, 6:]))
+  num = rules.num_ops
+  ops, args = (
+    t.numpy() for t in augment._choose_ops(rules, draws[:, 6 : 6 + 3 * num])
+  )
+  draws = draws.numpy()
   fill = rules.fill if channels == 3 else {'fl2': (123,)}.get(policy, (127,))
   for i, image in enumerate(weak):
-    for op, arg in zip(ops[i], args[i]):
-      image = pillow.apply(image, image_ops.OPS[op], arg)
-    box = _expected_box(policy, draws.numpy()[i, 3:6], height, width)
-    image = pillow.fill_box(image, box, fill)
+    places = [draws[i, 3:6], draws[i, 6 + 3 * num :]]
+    boxes = [_expected_box(policy, u, height, width) for u in places if len(u)]
+    for place, (op, arg) in enumerate(zip(ops[i], args[i])):
+      if _OPS[op] == 'box':
+        image = pillow.fill_box(image, boxes[place], fill)
+      else:
+        image = pillow.apply(image, _OPS[op], arg)
+    if policy != 'semifl':
+      image = pillow.fill_box(image, boxes[0], fill)
     np.testing.assert_array_equal(result[i], image)
 
 
@@ -178,7 +194,7 @@ _SAGE_LEVELS = {
 }
 
 
-@pytest.fixture(scope='module', params=_POLICIES)
+@pytest.fixture(scope='module', params=sorted({*_POLICIES} - {'semifl'}))
 def chosen(request):
   """(policy, operations' names [B, N], their arguments [B, N])."""
   rules = _POLICIES[request.param](32, 32)
@@ -235,6 +251,24 @@ def test_magnitudes_are_drawn_uniformly(chosen):
   # Slots have magnitudes of their own.
   both = np.all(ops[:, :2] == 'rotate', axis=1)
   assert abs(np.corrcoef(args[both, :2].T)[0, 1]) < 5 / np.sqrt(both.sum())
+
+
+def test_semifl_draws_from_its_own_list():
+  rules = _POLICIES['semifl'](32, 32)
+  draws = _views('cifar10', 'semifl').strong.draw(50_000, [1, 2])
+  ops, args = augment._choose_ops(rules, draws[:, 6:12])
+  names_of_ops = np.array(_OPS)[ops]
+  share = dict.fromkeys([_OPS[i] for i in rules.pool], 1 / 30)
+  assert len(rules.pool) == 15 and len(share) == 14
+  share |= {'identity': 1 / 2, 'solarize': 2 / 30}
+  for slot in names_of_ops.T:
+    _check_frequencies(slot, share)
+  for name, strength in (('rotate', 30), ('smooth_shear_y', 0.3)):
+    values = np.round(args[names_of_ops == name], 6)
+    _check_frequencies(values, {strength: 1 / 2, -strength: 1 / 2})
+  for name, strength in (('color', 1.9), ('solarize', 0), ('posterize', 4)):
+    values = args[names_of_ops == name].numpy()
+    np.testing.assert_array_equal(values, np.float32(strength))
 
 
 @pytest.mark.parametrize('policy', _POLICIES)

@@ -60,7 +60,9 @@ def _to_pil(image):
 
 def _apply_by_pillow(image: np.ndarray, op: str, arg: float) -> np.ndarray:
   """One operation of `image_ops.OPS` on one image, uint8 [H, W, C]."""
-  pil, v = _to_pil(image), float(arg)
+  # Interpolation takes .3 as Python does, not the nearest float32.
+  pil = _to_pil(image)
+  v = round(float(arg), 6) if 'smooth' in op else float(arg)
   coefficients = {
     'shear_x': (1, v, 0, 0, 1, 0),
     'shear_y': (1, 0, 0, v, 1, 0),
@@ -79,8 +81,13 @@ def _apply_by_pillow(image: np.ndarray, op: str, arg: float) -> np.ndarray:
     result = ImageOps.solarize(pil, v)
   elif op == 'rotate':
     result = pil.rotate(v)
-  elif op in coefficients:
-    result = pil.transform(pil.size, Image.Transform.AFFINE, coefficients[op])
+  elif op.removeprefix('smooth_') in coefficients:
+    result = pil.transform(
+      pil.size,
+      Image.Transform.AFFINE,
+      coefficients[op.removeprefix('smooth_')],
+      Image.Resampling.BILINEAR if 'smooth' in op else Image.Resampling.NEAREST,
+    )
   else:
     result = getattr(ImageEnhance, op.capitalize())(pil).enhance(v)
   return np.asarray(result).reshape(image.shape)

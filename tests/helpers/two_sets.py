@@ -50,11 +50,8 @@ class Switching(base.Algorithm):
     return base.ServerState(weights, _Teacher(weights, tf.constant(first)))
 
   def broadcasts(self, state):
-    teacher, mode = state.memory
-    return {
-      'teacher': base.Broadcast(teacher, when=mode > 0.5),
-      'mode': base.Broadcast(mode),
-    }
+    when = state.memory.mode > 0.5
+    return {'teacher': base.Broadcast(when=when), 'mode': base.Broadcast()}
 
   def networks(self):
     return {'teacher': base.AuxiliaryNetwork('teacher')}
@@ -155,7 +152,7 @@ class Helping(base.Algorithm):
     return base.ServerState(weights, _Psi(weights._replace(trainable=psi)))
 
   def broadcasts(self, state):
-    return {'psi': base.Broadcast(state.memory.psi)}
+    return {'psi': base.Broadcast()}
 
   def networks(self):
     return {'psi': base.AuxiliaryNetwork('psi', trained=True, uploaded=True)}

@@ -134,6 +134,27 @@ def test_perturbed_weights_are_restored_exactly():
     np.testing.assert_array_equal(v, b)
 
 
+def test_a_perturbation_changes_all_weights_or_none():
+  network = adapter.Network(_model, seed=0)
+  first = network.trainable_variables[0]
+  with network.perturbed(()):
+    pass
+  with pytest.raises(ValueError, match='shorter'):
+    with network.perturbed([tf.zeros(first.shape)]):
+      pass
+
+
+@pytest.mark.parametrize('moves', [True, False])
+def test_moving_averages_at_perturbed_weights(moves):
+  network = adapter.Network(_model, seed=0, track_moving_averages=True)
+  before = [np.array(v) for v in network.non_trainable_variables]
+  change = [tf.fill(v.shape, 0.1) for v in network.trainable_variables]
+  with network.perturbed(change, moves_averages=moves):
+    network.logits(_images(), training=True)
+  after = [np.array(v) for v in network.non_trainable_variables]
+  assert moves == any(np.any(a != b) for a, b in zip(after, before))
+
+
 def test_frozen_layers_stay_as_they_are():
   def model_fn():
     model = _model()

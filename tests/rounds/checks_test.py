@@ -1,6 +1,7 @@
-"""Names that an algorithm refers to."""
+"""Names that an algorithm gives and refers to."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import two_sets
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import base
+from tff_fssl.models.weights import Weights
 
 
 class TestNames:
@@ -38,7 +40,7 @@ class TestNames:
     assert isinstance(error, hparams_lib.UsageError)
 
   def test_of_a_network_that_is_kept_but_never_sent(self):
-    mode = lambda self, state: {'mode': base.Broadcast(state.memory.mode)}
+    mode = lambda self, state: {'mode': base.Broadcast()}
     self._check(
       self._changed(broadcasts=mode),
       "starts_from='teacher'",
@@ -89,7 +91,7 @@ class TestNames:
   def test_of_a_broadcast(self):
     def broadcasts(self, state):
       sent = two_sets.Switching.broadcasts(self, state)
-      return {**sent, 'techer': base.Broadcast(state.memory.teacher)}
+      return {**sent, 'techer': base.Broadcast()}
 
     self._check(
       self._changed(broadcasts=broadcasts), "broadcasts='techer'", 'teacher'
@@ -135,3 +137,60 @@ class TestNames:
     self._check(
       self._changed(step=read), "'un': there is no such name", 'unlabeled'
     )
+
+
+class TestCollisions:
+  """A name that stands for two things is an error when the process is built."""
+
+  @staticmethod
+  def _check(algorithm, name, what, **hparams):
+    with pytest.raises(Exception, match=f"'{name}' is the name of two {what}"):
+      two_sets.build(algorithm, **hparams)
+
+  @pytest.mark.parametrize('name', ['model', 'place'])
+  def test_of_networks(self, name):
+    class Changed(two_sets.Switching):
+      def networks(self):
+        return {**super().networks(), name: base.AuxiliaryNetwork()}
+
+    self._check(Changed(), name, 'networks or channels')
+
+  def test_of_memory(self):
+    class Memory(NamedTuple):
+      average: Weights
+
+    class Changed(base.Algorithm):
+      name = 'changed'
+
+      def initial_state(self, weights):
+        return base.ServerState(weights, Memory(weights))
+
+    self._check(Changed(), 'average', 'sets', average_decay=0.5)
+
+  def test_of_what_clients_receive(self):
+    class Changed(two_sets.Helping):
+      def build_exchange(self, population):
+        exchange = super().build_exchange(population)
+        receive = lambda *of: {**exchange.receive(*of), 'psi': tf.zeros([2])}
+        return exchange._replace(receive=receive)
+
+    self._check(Changed(), 'psi', 'values that clients receive')
+
+  @pytest.mark.parametrize(
+    'name', ['num_examples', 'student_divergence', 'aggregation_weight_max']
+  )
+  @pytest.mark.parametrize('where', ['prepare', 'finish'])
+  def test_of_metrics(self, where, name):
+    def metrics(place):
+      return {name: base.Mean.ratio(1.0, 1.0)} if place == where else {}
+
+    class Changed(two_sets.Switching):
+      def prepare(self, client):
+        prepared = super().prepare(client)
+        return prepared._replace(metrics=metrics('prepare'))
+
+      def finish(self, client, metrics_of_steps):
+        output = super().finish(client, metrics_of_steps)
+        return output._replace(metrics=metrics('finish'))
+
+    self._check(Changed(), name, 'metrics')

@@ -1,11 +1,16 @@
 """What clients report."""
 
+import dataclasses
+
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tiny_task
+import two_sets
 
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.models import server_model
 from tff_fssl.rounds import round_hparams
 
@@ -148,3 +153,31 @@ def test_a_client_that_is_not_finite_leaves_the_model():
 
 def test_clients_without_whole_models_have_none():
   assert tiny_task.build('local_fixmatch', _CLIENTS).local_model is None
+
+
+def test_a_rejected_client_is_explained():
+  @dataclasses.dataclass(frozen=True)
+  class Wrong(fixmatch.FixMatch):
+    name = 'wrong'
+
+    def unlabeled_loss(self, networks, batch):
+      loss, metrics = super().unlabeled_loss(networks, batch)
+      # As if an example counted 10,000 times.
+      count = 1e4 * batch.unlabeled.size
+      return loss, {**metrics, 'agreement': base.Mean.ratio(0.0, count)}
+
+  process = two_sets.build(Wrong())
+  state = process.initialize()
+  cohort = [tiny_task.dataset(tiny_task.client(i), process) for i in range(2)]
+  train = process.next(state, cohort).metrics['client_work']['train']
+  assert train['num_rejected_clients'] == 2
+  reason = process.find_rejected(state, cohort[0], 1)
+  assert reason == (
+    'count of the metric agreement is 120000 (allowed: 0 to 100000)'
+  )
+
+
+def test_other_clients_are_not_rejected():
+  process = tiny_task.build('fl2')
+  dataset = tiny_task.dataset(tiny_task.client(0), process)
+  assert process.find_rejected(process.initialize(), dataset, 1) is None

@@ -54,6 +54,7 @@ def step(request):
     weights_type,
     _aggregate_type(_VECTOR, _VECTOR, _VECTOR),
     optimizer,
+    seed=0,
     first_round=1,
     states=_STATES,
     non_negative=[1],
@@ -94,6 +95,7 @@ def test_a_finite_update_whose_result_is_not_is_skipped():
     weights_type,
     _aggregate_type(_VECTOR),
     tff.learning.optimizers.build_sgdm(10.0),
+    seed=0,
     first_round=1,
     states=_STATES,
   )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+import tiny_norms
 
 from tff_fssl.semisup import sharpness
 
@@ -63,3 +64,19 @@ def test_which_variables_are_scaled():
     'gamma:0': True,
     'beta:0': False,
   }
+
+
+def test_the_pass_at_the_ascent_does_not_move_moving_averages():
+  network = tiny_norms.network(track_moving_averages=True)
+  before = [np.array(v) for v in network.non_trainable_variables]
+  images = tf.constant([[1.0], [4.0]])
+  sharpness.loss_and_gradients_at_ascent(
+    network,
+    [tf.ones(v.shape) for v in network.trainable_variables],
+    lambda: tf.reduce_sum(network.logits(images, training=True)[:, 0]),
+    rho=0.1,
+    eta=0.01,
+    adaptive=True,
+  )
+  for old, new in zip(before, network.non_trainable_variables, strict=True):
+    np.testing.assert_array_equal(new, old)

@@ -247,14 +247,22 @@ def _geometric_median(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Calculates the shares of points in their geometric median: float32 [n].
 
   Weiszfeld's algorithm repeats a mean, in which points weigh less the farther
-  they are from the mean before.
+  they are from the mean before. It starts at the mean of the half of the points
+  that is nearest to the point with the least median distance from others: a
+  minority moves neither that mean nor the scale of distances, however far it
+  is.
   """
-  shares = weights / tf.reduce_sum(weights)
+  distances = tf.sqrt(_squared_distances(products, tf.eye(tf.size(weights))))
+  medians = lower_median(tf.transpose(distances))
+  middle = tf.argmin(medians, output_type=tf.int32)
+  near = distances[middle] <= medians[middle]
+  shares = tf.where(near, weights, 0.0)
+  shares /= tf.reduce_sum(shares)
   for _ in range(_NUM_STEPS):
     squares = _squared_distances(products, shares[tf.newaxis])[0]
     distances = tf.sqrt(squares)
     # A point that is the median would weigh infinitely.
-    least = _LEAST_DISTANCE * tf.reduce_max(distances) + 1e-30
+    least = _LEAST_DISTANCE * lower_median(distances) + 1e-30
     shares = weights / tf.maximum(distances, least)
     shares /= tf.reduce_sum(shares)
   return shares

@@ -19,6 +19,7 @@ from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import channels
 from tff_fssl.algorithms import entry
+from tff_fssl.algorithms import names
 from tff_fssl.client import inference
 from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights, all_finite, select
@@ -212,8 +213,6 @@ class AuxiliaryNetwork(NamedTuple):
   start: Callable[[Weights, Mapping[str, Any]], Weights] | None = None
 
 
-# Not a NamedTuple: AutoGraph does not convert the methods of those, so that
-# `predict` could not loop over batches.
 @dataclasses.dataclass(frozen=True)
 class Client:
   """A client in a round, before or after its steps.
@@ -241,18 +240,29 @@ class Client:
   seed: tf.Tensor
   carried: Tensors = dataclasses.field(default_factory=dict)
 
-  def predict(self, batch_size: int) -> tf.Tensor:
+  def predict(
+    self, batch_size: int, *, own_moments: bool = False
+  ) -> tf.Tensor:
     """Predicts a weak view of each unlabelled example by the model.
 
     Args:
       batch_size: Examples in a forward pass.
+      own_moments: Whether static batch norm normalizes by the moments of the
+        pass, instead of the server's statistics.
 
     Returns:
       Probabilities, float32 [N, C].
     """
+    weights = self.weights
+    if own_moments:
+      weights = weights._replace(
+        statistics_count=inference.own_moments_count(
+          weights.statistics_count, self.unlabeled.x
+        )
+      )
     logits = inference.weak_logits(
       self.networks.model,
-      self.weights,
+      weights,
       self.unlabeled.x,
       self.views,
       self.seed,
@@ -382,9 +392,11 @@ class Server:
 
   Attributes:
     round_num: int32 scalar, below 1 in server pre-training.
+    seed: int32 [2], for random draws of `Algorithm.update`.
   """
 
   round_num: tf.Tensor
+  seed: tf.Tensor
 
   def apply(self, weights: Weights, update: Sequence[tf.Tensor]) -> Weights:
     """Applies an update by the server's optimizer, once a round."""
@@ -663,7 +675,7 @@ def add_results(first: StepResult, *others: StepResult) -> StepResult:
     ]
     first = first._replace(
       gradients=gradients,
-      metrics={**first.metrics, **other.metrics},
+      metrics=names.join('metrics', first.metrics, other.metrics),
       carried={**first.carried, **other.carried},
     )
   return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any, NamedTuple
 
 from tff_fssl.lazy import tf
@@ -50,11 +51,13 @@ class Upload(NamedTuple):
     return self.low, self.high
 
 
-class Broadcast(NamedTuple):
-  """A value that clients receive in addition to the model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Broadcast:
+  """A field of the server's memory that clients receive besides the model.
+
+  The field holds a network's `Weights`, a tensor, or any structure of tensors.
 
   Attributes:
-    value: A network's `Weights`, a tensor, or any structure of tensors.
     when: bool scalar, whether it is sent in this round. None sends it always.
       It travels as a sequence of at most one element, so that a value that is
       not sent costs nothing.
@@ -62,6 +65,5 @@ class Broadcast(NamedTuple):
       are gathered at the end of a round after which it is sent.
   """
 
-  value: Any
   when: tf.Tensor | None = None
   own_statistics: bool = False

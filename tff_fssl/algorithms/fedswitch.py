@@ -131,7 +131,7 @@ class TsServerEma(base.Algorithm):
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
     """Broadcasts the teacher in every round."""
-    return {TEACHER: base.Broadcast(state.memory.teacher, own_statistics=True)}
+    return {TEACHER: base.Broadcast(own_statistics=True)}
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Gives clients the teacher."""
@@ -351,13 +351,11 @@ class FedSwitch(TsServerEma):
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
     """Broadcasts the teacher only if clients need it (C2)."""
-    memory = state.memory
+    when = state.memory.teacher_sent > 0.5
     return {
-      TEACHER: base.Broadcast(
-        memory.teacher, when=memory.teacher_sent > 0.5, own_statistics=True
-      ),
-      'by_teacher': base.Broadcast(memory.by_teacher),
-      'teacher_sent': base.Broadcast(memory.teacher_sent),
+      TEACHER: base.Broadcast(when=when, own_statistics=True),
+      'by_teacher': base.Broadcast(),
+      'teacher_sent': base.Broadcast(),
     }
 
   def uploads(self) -> Mapping[str, base.Upload]:
@@ -418,9 +416,7 @@ class FedSwitch(TsServerEma):
     )
 
     def label() -> tf.Tensor:
-      # Without the weights of fillers, unlike the logits in the loss.
-      images = batch.unlabeled.views['weak']
-      return tf.nn.softmax(networks.model.logits(images, training=True))
+      return tf.nn.softmax(batch.unlabeled.logits(networks.model, 'weak'))
 
     def predict_by_both() -> tuple[tf.Tensor, tf.Tensor]:
       teacher = self._teacher_probs(networks, batch)

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
+from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import annealing
@@ -156,8 +157,10 @@ class MixMatch(base.Algorithm):
     guess = sharpening.guess(probs, self.temperature)
     rows = self._mixed_rows(batch, guess)
     # One pass, so that batch norm sees all mixed examples together.
-    logits = networks.model.logits(
-      rows.images, training=True, weights=rows.weights
+    logits = joint_pass.without_fillers(
+      lambda images: networks.model.logits(images, training=True),
+      rows.images,
+      rows.weights,
     )
     error = rows.mean(
       losses.squared_error, logits, slice(rows.num_labeled, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tff_fssl import hparams
@@ -25,6 +25,31 @@ def check(name: str, known: Collection[str], where: str, what: str) -> None:
       f'{where}={name!r}: there is no such name; the {what}:'
       f' {", ".join(known) or "none"}{hparams.closest(name, known)}'
     )
+
+
+def join(what: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+  """Joins values by name.
+
+  Args:
+    what: The things that have these names, in the plural.
+    *parts: Name -> value.
+
+  Returns:
+    Name -> value, of all parts.
+
+  Raises:
+    UsageError: If two parts have a name in common, so that one value would
+      silently replace the other.
+  """
+  joined: dict[str, Any] = {}
+  for part in parts:
+    for name in part:
+      if name in joined:
+        raise hparams.UsageError(
+          f'{name!r} is the name of two {what}; rename one of them'
+        )
+    joined |= part
+  return joined
 
 
 class Named(dict[str, Any]):

@@ -25,6 +25,20 @@ def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
   return tf.pad(values, pad)
 
 
+def own_moments_count(count: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+  """Returns the count by which static batch norm takes the images' own moments.
+
+  Args:
+    count: The weights' count of statistics.
+    images: [N, ...].
+
+  Returns:
+    0, for which batch norm takes own moments. If there is a single image, whose
+    own moments would normalize it to 0, the count that was given.
+  """
+  return tf.where(tf.shape(images)[0] > 1, 0.0, count)
+
+
 def weak_logits(
   network: adapter.Network,
   weights: Weights,
@@ -78,20 +92,23 @@ def outputs(
   # TF's convolutions fail on 0 images. A blank image stands in, and its outputs
   # are cut off below.
   images = zero_row(images, tf.equal(num_images, 0))
-  num = num_batches(tf.shape(images)[0], batch_size)
+  size = tf.shape(images)[0]
   results = tf.TensorArray(
     tf.float32,
-    num,
+    loops.num_batches(size, batch_size),
     # The last batch may be smaller, so the first dimension is not inferred.
     infer_shape=False,
     element_shape=[None, network.num_outputs],
   )
 
-  def infer(i: tf.Tensor, results: tf.TensorArray) -> tf.TensorArray:
-    batch = make_view(images[i * batch_size : (i + 1) * batch_size], i)
+  def infer(
+    i: tf.Tensor, rows: slice, results: tf.TensorArray
+  ) -> tf.TensorArray:
+    batch = make_view(images[rows], i)
     return results.write(i, network.inference_logits(batch, statistics_count))
 
-  return loops.fold(infer, results, end=num).concat()[:num_images]
+  results = loops.fold_batches(infer, results, size=size, batch_size=batch_size)
+  return results.concat()[:num_images]
 
 
 def plain_probs(

@@ -1,4 +1,4 @@
-"""Seeds of a client's random draws, each for one purpose."""
+"""Seeds of random draws at clients and server, each for one purpose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from tff_fssl.lazy import tf
   STEP,
   FINISH,
   GROUP,
-) = range(9)
+  COPY,
+  UPDATE,
+  EXCHANGE,
+) = range(12)
+# Separates the server's seeds from the clients', which the data source makes.
+_SERVER = 1
+
+
+def of_server(run_seed: int, round_num: int | tf.Tensor) -> tf.Tensor:
+  """Derives the server's seed of a round, int32 [2], from the run's."""
+  return fold_in(tf.stack([run_seed, round_num]), _SERVER)
 
 
 def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:

@@ -110,7 +110,7 @@ def _named(
   """Names float tensors, one per variable, after the variables."""
   return {
     f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
-    for variable, tensor in zip(variables, tensors)
+    for variable, tensor in zip(variables, tensors, strict=True)
     if variable.dtype.is_floating
   }
 
@@ -350,7 +350,7 @@ class LocalTraining:
       change = _change(weights, self._networks.model)
       watch(feed.end, _named('update of', variables, change))
     return result._replace(
-      metrics={**result.metrics, **output.metrics},
+      metrics=names_lib.join('metrics', result.metrics, output.metrics),
       uploads=output.uploads,
       weight=prepared.weight if output.weight is None else output.weight,
     )
@@ -530,7 +530,7 @@ class LocalTraining:
       rate = learning_rate
       if result.learning_rate_factor is not None:
         rate *= result.learning_rate_factor
-      metrics.update(result.metrics)
+      metrics = names_lib.join('metrics', metrics, result.metrics)
       batch = _carry(batch, result.carried)
       penalties: list[tf.Tensor] = []
       gradients = None
@@ -557,7 +557,9 @@ class LocalTraining:
               name: total / tf.where(count > 0.0, count, 1.0)
               for name, (total, count) in metrics.items()
             },
-            **_named('gradient of', variables, gradients or ()),
+            **(
+              _named('gradient of', variables, gradients) if gradients else {}
+            ),
             **_named('weights of', variables, variables),
           },
         )
@@ -596,7 +598,10 @@ class LocalTraining:
     return [
       g + strength * (v - start)
       for g, v, start in zip(
-        gradients, self._networks.model.trainable_variables, weights.trainable
+        gradients,
+        self._networks.model.trainable_variables,
+        weights.trainable,
+        strict=True,
       )
     ]
 
@@ -628,7 +633,7 @@ class LocalTraining:
       is_finite,
       num_examples,
       prepared.weight,
-      {**prepared.metrics, **metrics},
+      names_lib.join('metrics', prepared.metrics, metrics),
       dict(prepared.ranges),
       select(
         is_finite,
@@ -677,5 +682,7 @@ def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:
   """Subtracts a network's current trainable weights from `weights`."""
   return [
     start - v
-    for start, v in zip(weights.trainable, network.trainable_variables)
+    for start, v in zip(
+      weights.trainable, network.trainable_variables, strict=True
+    )
   ]

@@ -35,13 +35,22 @@ then cutout.
     and a box of half the shorter side s, from low = floor(max(0, u - s / 4)) to
     floor(min(side, low + s / 2)), both inclusive, for u uniform in [0, side).
 
+*   Policy `semifl`, as in the code of SemiFL (Diao et al., NeurIPS 2022) and of
+    FedDB: 2 of 15 operations, each applied with a probability that is uniform
+    in [.2, .8), thus 1/2, at its greatest strength: factors 1.9, 4 bits,
+    rotation +-30 degrees, shear +-.3 (interpolated), solarize threshold 0,
+    translation +-100 pixels, which leave a side of 32 black. Two are not in
+    `image_ops`: inversion, and a gray box of 40 pixels, from low =
+    floor(max(0, u - 20)) to floor(min(side, low + 40)), both inclusive, for u
+    uniform in [0, side). No cutout follows.
+
 For images with one channel, color changes nothing, and cutout fills with the
 luminance of its color.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -137,6 +146,12 @@ def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
   return tuple(outputs[0].shape[1:])
 
 
+# Operations of `semifl` that are not in `image_ops.OPS`.
+_BOX, _SMOOTH_SHEAR_X, _SMOOTH_SHEAR_Y = range(
+  len(image_ops.OPS), len(image_ops.OPS) + 3
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Policy:
   """A policy for strong views.
@@ -148,6 +163,8 @@ class _Policy:
       operations' arguments.
     boxes: draws float32 [B, 3] -> int32 [B, 4], cutout boxes for `fill_boxes`.
     fill: The RGB colour of cutout.
+    pool: Indices of the operations to draw from: of `image_ops.OPS`, or one of
+      the operations below.
   """
 
   num_ops: int
@@ -155,6 +172,12 @@ class _Policy:
   arguments: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   boxes: Callable[[tf.Tensor], tf.Tensor]
   fill: tuple[int, int, int]
+  pool: Sequence[int] = tuple(range(len(image_ops.OPS)))
+
+  @property
+  def has_boxes_in_turn(self) -> bool:
+    """Tells whether cutout is an operation among others, not the last one."""
+    return _BOX in self.pool
 
 
 def _check(
@@ -223,6 +246,10 @@ def build_views(
   if channels == 1:
     gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
     fill = (int(gray),)
+  num_ops, in_turn = strong_policy.num_ops, strong_policy.has_boxes_in_turn
+  num_draws = 6 + 3 * num_ops
+  if in_turn:  # The first operation has the box of the others' cutout.
+    num_draws += 3 * (num_ops - 1)
   padding = _padding(height), _padding(width)
   # One number for every value, since broadcasting over a short axis is slow.
   pixels = height * width
@@ -248,18 +275,62 @@ def build_views(
 
   def strong(images, draws):
     images = tf.ensure_shape(images, [None, *image_shape])
-    boxes = strong_policy.boxes(draws[:, 3:6])
-    ops, args = _choose_ops(strong_policy, draws[:, 6:])
+    of_boxes, of_ops, more = tf.split(
+      draws[:, 3:], [3, 3 * num_ops, num_draws - 6 - 3 * num_ops], axis=1
+    )
+    ops, args = _choose_ops(strong_policy, of_ops)
     images = weaken(images, draws[:, :3])
-    for i in range(strong_policy.num_ops):
-      images = image_ops.apply(images, ops[:, i], args[:, i])
-    return plain(image_ops.fill_boxes(images, boxes, fill))
+    if not in_turn:
+      for i in range(num_ops):
+        images = image_ops.apply(images, ops[:, i], args[:, i])
+      boxes = strong_policy.boxes(of_boxes)
+      return plain(image_ops.fill_boxes(images, boxes, fill))
+    places = tf.split(tf.concat([of_boxes, more], 1), num_ops, axis=1)
+    for i in range(num_ops):
+      boxes = strong_policy.boxes(places[i])
+      images = _apply_of_semifl(images, ops[:, i], args[:, i], boxes, fill)
+    return plain(images)
 
   return Views(
     plain,
     RandomView(3, weak, WEAK_SALT),
-    RandomView(6 + 3 * strong_policy.num_ops, strong, STRONG_SALT),
+    RandomView(num_draws, strong, STRONG_SALT),
   )
+
+
+def _apply_of_semifl(
+  images: tf.Tensor,
+  ops: tf.Tensor,
+  args: tf.Tensor,
+  boxes: tf.Tensor,
+  fill: tuple[int, ...],
+) -> tf.Tensor:
+  """Applies one operation to each image, perhaps one of `_Policy.pool`'s own.
+
+  Args:
+    images: uint8 [B, H, W, C].
+    ops: int32 [B].
+    args: float32 [B].
+    boxes: int32 [B, 4], for images whose operation is a box.
+    fill: The colour of boxes.
+
+  Returns:
+    uint8 [B, H, W, C].
+  """
+  own = tf.where(ops < len(image_ops.OPS), ops, 0)
+  images = image_ops.apply(images, own, args)
+  # An empty box fills nothing.
+  is_box = tf.equal(ops, _BOX)[:, None]
+  images = image_ops.fill_boxes(
+    images, tf.where(is_box, boxes, [1, 1, 0, 0]), fill
+  )
+  sheared = tf.where(ops > _BOX)
+  smooth = image_ops.shear_smoothly(
+    tf.gather_nd(images, sheared),
+    tf.equal(tf.gather_nd(ops, sheared), _SMOOTH_SHEAR_Y),
+    tf.gather_nd(args, sheared),
+  )
+  return tf.tensor_scatter_nd_update(images, sheared, smooth)
 
 
 def _padding(side: int) -> int:
@@ -271,7 +342,9 @@ def _choose_ops(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Derives operations and arguments, both [B, N], from draws [B, 3 N]."""
   which, how, whether = tf.split(draws, 3, axis=1)
-  ops = tf.cast(which * len(image_ops.OPS), tf.int32)
+  ops = tf.cast(which * len(policy.pool), tf.int32)
+  if tuple(policy.pool) != _Policy.pool:
+    ops = tf.gather(tf.constant(policy.pool), ops)
   args = policy.arguments(ops, how)
   if policy.probability < 1:
     # Operation 0 is the identity.
@@ -414,8 +487,39 @@ def _levels(
   return arguments
 
 
+def _semifl_policy(height: int, width: int) -> _Policy:
+  def edges(_, draw, size):
+    low = tf.floor(tf.maximum(draw * size - 20.0, 0))
+    return low, tf.minimum(low + 40.0, size)
+
+  strengths = {
+    'posterize': 4,
+    **dict.fromkeys(('brightness', 'color', 'contrast', 'sharpness'), 1.9),
+    'rotate': 30,
+    'translate_x': 100,
+    'translate_y': 100,
+  }
+  table = [strengths.get(op, 0) for op in image_ops.OPS] + [0, 0.3, 0.3]
+  signed = [image_ops.OPS.index(f'translate_{axis}') for axis in 'xy']
+  signed += [image_ops.OPS.index('rotate'), _SMOOTH_SHEAR_X, _SMOOTH_SHEAR_Y]
+
+  def arguments(ops, draws):
+    values = tf.gather(tf.constant(table, tf.float32), ops)
+    is_signed = tf.reduce_any([tf.equal(ops, op) for op in signed], axis=0)
+    return tf.where(is_signed & (draws < 0.5), -values, values)
+
+  left_out = ('identity', 'shear_x', 'shear_y')
+  pool = [i for i, op in enumerate(image_ops.OPS) if op not in left_out]
+  # At threshold 0, solarize is inversion, of which there are two.
+  pool += [image_ops.OPS.index('solarize'), _BOX]
+  pool += [_SMOOTH_SHEAR_X, _SMOOTH_SHEAR_Y]
+  boxes = _boxes(height, width, edges)
+  return _Policy(2, 0.5, arguments, boxes, (127, 127, 127), pool)
+
+
 _POLICIES = {
   names.FL2: _fl2_policy,
   names.FIXMATCH: _fixmatch_policy,
   names.SAGE: _sage_policy,
+  names.SEMIFL: _semifl_policy,
 }

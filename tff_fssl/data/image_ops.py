@@ -269,6 +269,62 @@ def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   return _gather_pixels(images, tf.where(inside, first + y * width + x, -1))
 
 
+def shear_smoothly(
+  images: tf.Tensor, along_y: tf.Tensor, coefficients: tf.Tensor
+) -> tf.Tensor:
+  """Shears images by bilinear interpolation, as Pillow does.
+
+  Args:
+    images: uint8 [B, H, W, C]. All but B static.
+    along_y: bool [B], whether `shear_y` is meant, else `shear_x`.
+    coefficients: float32 [B], of `Image.transform(AFFINE, BILINEAR)`. They are
+      rounded to six decimals.
+
+  Returns:
+    uint8 [B, H, W, C].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import image_ops
+    >>> image = tf.reshape(tf.constant([10, 100, 200], tf.uint8), [1, 1, 3, 1])
+    >>> along_y = tf.constant([False])
+    >>> smooth = image_ops.shear_smoothly(image, along_y, tf.constant([0.5]))
+    >>> print(smooth.numpy().ravel())
+    [ 32 125 200]
+  """
+  _, height, width, _ = images.shape
+  # In Pillow's precision and order: results are cut off to integers.
+  by = tf.round(tf.cast(coefficients, tf.float64) * 1e6) / 1e6
+  by = tf.reshape(by, [-1, 1, 1])
+  along_y = tf.reshape(along_y, [-1, 1, 1])
+  columns = (tf.range(width, dtype=tf.float64) + 0.5)[None, None, :]
+  rows = (tf.range(height, dtype=tf.float64) + 0.5)[None, :, None]
+  # A shear moves pixels along one axis only, so that two of the four neighbours
+  # have all the weight.
+  at = tf.where(along_y, by * columns + rows, columns + by * rows)
+  size = tf.where(along_y, height, width)
+  inside = (at >= 0.0) & (at < tf.cast(size, tf.float64))
+  at -= 0.5
+  low = tf.floor(at)
+  share = (at - low)[..., None]
+  low = tf.cast(low, tf.int32)
+  first = tf.range(tf.shape(images)[0])[:, None, None] * (height * width)
+  place = tf.where(
+    along_y,
+    tf.range(width)[None, None, :],
+    tf.range(height)[None, :, None] * width,
+  )
+
+  def neighbour(offset):
+    moved = tf.clip_by_value(low + offset, 0, size - 1)
+    moved *= tf.where(along_y, width, 1)
+    index = tf.where(inside, first + place + moved, -1)
+    return tf.cast(_gather_pixels(images, index), tf.float64)
+
+  here = neighbour(0)
+  return tf.cast(here + (neighbour(1) - here) * share, tf.uint8)
+
+
 def flip_and_crop(
   images: tf.Tensor,
   flip: tf.Tensor,

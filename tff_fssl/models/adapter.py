@@ -417,16 +417,26 @@ class Network:
       self._use_batch_moments = False
 
   @contextlib.contextmanager
-  def perturbed(self, perturbation: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Enters a context in which trainable weights w are w + `perturbation`."""
-    saved = [v.read_value() for v in self.trainable_variables]
-    for variable, value, change in zip(
-      self.trainable_variables, saved, perturbation
-    ):
-      variable.assign(value + change)
+  def perturbed(
+    self, perturbation: Sequence[tf.Tensor], *, moves_averages: bool = True
+  ) -> Iterator[None]:
+    """Enters a context in which trainable weights w are w + `perturbation`.
+
+    Args:
+      perturbation: One tensor per trainable variable, or none to change none.
+      moves_averages: Whether passes within it move moving averages, as in
+        training at w + `perturbation`. False: they stay those of w.
+    """
+    weights = self.trainable_variables if perturbation else ()
+    keeps_averages = not (moves_averages or self.is_static)
+    averages = self.non_trainable_variables if keeps_averages else ()
+    changed = (*weights, *averages)
+    saved = [v.read_value() for v in changed]
+    for variable, change in zip(weights, perturbation, strict=True):
+      variable.assign_add(change)
     try:
       yield
     finally:
       # Subtracting would not restore the weights to the bit.
-      for variable, value in zip(self.trainable_variables, saved):
+      for variable, value in zip(changed, saved, strict=True):
         variable.assign(value)

@@ -198,8 +198,10 @@ def mean_over_pieces(
     Name -> mean over all examples.
   """
   totals: collections.OrderedDict[str, float] = collections.OrderedDict()
-  for start in range(0, len(x), size):
-    part = slice(start, start + size)
+  starts = range(0, max(len(x) - 1, 1), size)
+  for start in starts:
+    # As in `loops.fold_batches`: a last example joins those before it.
+    part = slice(start, len(x) if start == starts[-1] else start + size)
     labels = np.asarray(y[part]).astype(np.int32)
     for name, value in evaluate(x[part], labels).items():
       share = len(labels) / len(x)
@@ -233,15 +235,17 @@ class Passes:
     """Measures (accuracy, mean cross-entropy) of the network with `weights`."""
     self.network.assign(weights)
 
-    def add(start: tf.Tensor, sums: _Sums) -> _Sums:
-      is_correct, losses = self._batch(logits_fn, images, labels, start)
+    def add(_: tf.Tensor, rows: slice, sums: _Sums) -> _Sums:
+      is_correct, losses = self._batch(logits_fn, images[rows], labels[rows])
       correct, loss = sums
       correct += tf.reduce_sum(tf.cast(is_correct, tf.float32))
       return correct, loss + tf.reduce_sum(losses)
 
     zeros = (tf.constant(0.0), tf.constant(0.0))
     size = tf.shape(images)[0]
-    correct, loss = loops.fold(add, zeros, end=size, step=self._batch_size)
+    correct, loss = loops.fold_batches(
+      add, zeros, size=size, batch_size=self._batch_size
+    )
     count = tf.cast(size, tf.float32)
     return correct / count, loss / count
 
@@ -270,11 +274,11 @@ class Passes:
     """
     self.network.assign(weights)
 
-    def add(start: tf.Tensor, sums: _Sums) -> _Sums:
-      is_correct, losses = self._batch(logits_fn, images, labels, start)
+    def add(_: tf.Tensor, rows: slice, sums: _Sums) -> _Sums:
+      is_correct, losses = self._batch(logits_fn, images[rows], labels[rows])
       correct, loss = sums
-      target = labels[start : start + self._batch_size]
-      classes = tf.where(is_correct, target, -1)  # -1 is no class of `one_hot`.
+      # -1 is no class of `one_hot`.
+      classes = tf.where(is_correct, labels[rows], -1)
       correct += tf.reduce_sum(
         tf.one_hot(classes, num_classes, dtype=tf.int64), 0
       )
@@ -282,11 +286,11 @@ class Passes:
       losses = tf.where(losses > max_loss, max_loss, losses)
       return correct, loss + tf.reduce_sum(losses)
 
-    return loops.fold(
+    return loops.fold_batches(
       add,
       (tf.zeros([num_classes], tf.int64), tf.constant(0.0)),
-      end=tf.shape(images)[0],
-      step=self._batch_size,
+      size=tf.shape(images)[0],
+      batch_size=self._batch_size,
     )
 
   def _batch(
@@ -294,15 +298,12 @@ class Passes:
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
     images: tf.Tensor,
     labels: tf.Tensor,
-    start: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """(whether each example of a batch is correct, its loss)."""
-    target = labels[start : start + self._batch_size]
-    batch = self._views.plain(images[start : start + self._batch_size])
-    logits = logits_fn(batch)
+    logits = logits_fn(self._views.plain(images))
     return (
-      tf.equal(tf.argmax(logits, -1, tf.int32), target),
-      tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits),
+      tf.equal(tf.argmax(logits, -1, tf.int32), labels),
+      tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
     )
 
   def measure_clients(

@@ -98,11 +98,10 @@ def gather(
     tf.where(weights.statistics_count > 0.0, mean, tf.zeros_like(mean))
     for mean, _ in _moving_moments(network, weights)
   ]
-  num_images = tf.shape(images)[0]
 
-  def add(start: tf.Tensor, sums: Sums) -> Sums:
-    recorded = network.moments(views.plain(images[start : start + batch_size]))
-    size = tf.cast(tf.minimum(batch_size, num_images - start), tf.float32)
+  def add(_: tf.Tensor, rows: slice, sums: Sums) -> Sums:
+    recorded = network.moments(views.plain(images[rows]))
+    size = tf.cast(rows.stop - rows.start, tf.float32)
     weight = tf.constant(1.0) if kind == BATCH_MEAN else size
     first, second = list(sums.first), list(sums.second)
     calls: dict[int, list[tf.Tensor]] = {}
@@ -129,7 +128,12 @@ def gather(
       second[moments.layer] += share * square
     return Sums(tuple(first), tuple(second), sums.count + weight)
 
-  sums = loops.fold(add, zero_sums(network), end=num_images, step=batch_size)
+  sums = loops.fold_batches(
+    add,
+    zero_sums(network),
+    size=tf.shape(images)[0],
+    batch_size=batch_size,
+  )
   finite = all_finite(sums)
   usable: Sums = tf.nest.map_structure(
     lambda t: tf.where(finite, t, tf.zeros_like(t)), sums

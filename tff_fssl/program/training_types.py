@@ -17,6 +17,7 @@ SAVING = 'saving'
 EXPORTING = 'exporting'
 PHASES = (STARTING, PRETRAINING, ROUND, EVALUATING, SAVING, EXPORTING)
 NON_FINITE = f'{metrics_lib.CLIENTS}/num_non_finite_clients'
+REJECTED = f'{metrics_lib.CLIENTS}/num_rejected_clients'
 _SERVER_NON_FINITE = 'finalizer/server_non_finite'
 # An update is suspicious if it is this many times larger than others, or than
 # the model's weights.
@@ -101,6 +102,7 @@ class Hooks:
           left_out_clients, seconds
         round_context, left
         explain_non_finite, if clients were not finite
+        explain_rejected, in the first round with rejected clients
         round_done
       end
 
@@ -150,6 +152,19 @@ class Hooks:
     del state, round_num, num_clients
     return ()
 
+  def explain_rejected(self, state: Any, round_num: int) -> Sequence[str]:
+    """Says why clients were rejected. Called in another thread.
+
+    Args:
+      state: The process's state before the round.
+      round_num: The number of the round.
+
+    Returns:
+      Lines of text.
+    """
+    del state, round_num
+    return ()
+
   def round_done(self, state: Any, report: RoundReport) -> None:
     """Runs after a round is finished.
 
@@ -193,8 +208,7 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
   # maximum, not a sum.
   rejected = int(metrics.get('aggregator/num_rejected_clients', 0))
   num_failed = max(
-    int(metrics.get(NON_FINITE, 0))
-    + int(metrics.get(f'{metrics_lib.CLIENTS}/num_rejected_clients', 0)),
+    int(metrics.get(NON_FINITE, 0)) + int(metrics.get(REJECTED, 0)),
     rejected,
   )
   if num_failed >= num_clients:

@@ -1,10 +1,11 @@
-"""Checks of the names that an algorithm refers to."""
+"""Checks of the names that an algorithm gives and refers to."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import channels
 from tff_fssl.algorithms import names
 from tff_fssl.client import training
 from tff_fssl.lazy import tf
@@ -23,6 +24,9 @@ def check_names(
 ) -> None:
   """Checks that the sets, streams and views that an algorithm names exist.
 
+  Names of its own must not be those of others. Those of metrics are checked
+  where these meet.
+
   Args:
     algorithm: The algorithm.
     states: Its states.
@@ -30,8 +34,10 @@ def check_names(
     sent: The names of the sets that the server may send to clients.
 
   Raises:
-    UsageError: If one of them does not exist.
+    UsageError: If one of them does not exist, or stands for two things.
   """
+  own = dict.fromkeys((channels.MODEL, channels.PLACE))
+  names.join('networks or channels', own, algorithm.networks())
   # Another network can start only from sets that are a network's weights.
   kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
   of_clients = [name for name in sent if name in kept]

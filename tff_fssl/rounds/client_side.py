@@ -55,7 +55,14 @@ class ClientSide:
 
   def part(self, release_metrics: bool) -> client_work.ClientPart:
     """Describes the clients' part of a round."""
-    hparams = self.hparams
+    hparams, streams = self.hparams, self.algorithm.streams()
+    every = {base.UNLABELED: False, base.LABELED: True}
+    trains_on = [
+      kind
+      for kind, labeled in every.items()
+      if batches.trains_on(streams, labeled=labeled)
+      and (hparams.labels_at_clients or not labeled)
+    ]
     return client_work.ClientPart(
       make_training=self._training,
       learning_rate_fn=optimizers.learning_rate_fn(
@@ -64,7 +71,9 @@ class ClientSide:
       num_classes=self.networks.num_classes,
       accepts=self.views.accepts,
       weigh_by_examples=hparams.client_weighting == 'examples',
-      draws_episodes=batches.draws_episodes(self.algorithm.streams()),
+      draws_episodes=batches.draws_episodes(streams),
+      # Clients that do not train report whatever they hold.
+      trains_on=tuple(trains_on or every),
       track_non_trainable=self.networks.tracks_moving_averages,
       # `finish` may return more uploads: the others are the exchange's row.
       reports=tuple(self.algorithm.uploads()),

@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 from tff_fssl.algorithms import channels
+from tff_fssl.algorithms import names
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
 from tff_fssl.lazy import tf, tff
@@ -30,6 +31,9 @@ FindNonFinite = Callable[
   [Any, tf.data.Dataset, int],
   non_finite.NonFinite | None,
 ]
+# (state of the process, a client's data, round number) -> why the server
+# rejects what the client sends, or None.
+FindRejected = Callable[[Any, tf.data.Dataset, int], 'str | None']
 # (state of the process, a client's data, round number) -> the client's model.
 LocalModel = Callable[[Any, tf.data.Dataset, int], server_model.ServerModel]
 # (a client's model, its images) -> the model with statistics of the images.
@@ -59,6 +63,8 @@ class ClientPart:
       sets none. They count processed examples, or, with `draws_episodes`, all
       examples of the client (even of a straggler).
     draws_episodes: Whether the algorithm draws episodes.
+    trains_on: The parts of its data, `labeled` or `unlabeled`, that a client
+      trains on.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     reports: Names of the uploads whose means the server gets. The other uploads
@@ -75,6 +81,7 @@ class ClientPart:
   accepts: Callable[[tf.Tensor], tf.Tensor] | None
   weigh_by_examples: bool = False
   draws_episodes: bool = False
+  trains_on: Collection[str] = ('labeled', 'unlabeled')
   track_non_trainable: bool = False
   reports: Collection[str] = ()
   exchange: exchange_lib.Exchange | None = None
@@ -161,6 +168,53 @@ def build_find_non_finite(
       return finite
 
     return lambda *client: None if run(*client) else watch.found()
+
+  return _repeating(part, build)
+
+
+def build_find_rejected(
+  part: ClientPart,
+  make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
+  bounds: screen_lib.Bounds,
+) -> FindRejected:
+  """Builds a function that repeats a client's round to find why it is rejected.
+
+  The function runs outside TFF. A metric whose `Mean.count` is wrong rejects
+  every client, for example.
+
+  Args:
+    part: The clients' part. Its training is made when first needed.
+    make_message: (state of the process, round number) -> the message.
+    bounds: Bounds on an honest client's upload.
+
+  Returns:
+    `(state, dataset, round number) -> str`, the first check that fails, with
+    its value, or None if all pass.
+  """
+
+  def build() -> Callable[..., str | None]:
+    local, named = part.make_training(), dict[str, str]()
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(
+      state: Any, data: Mapping[str, Any], round_num: tf.Tensor
+    ) -> list[tuple[tf.Tensor, tf.Tensor]]:
+      received = part.read_message(make_message(state, round_num), data)
+      result, finite = part.train(local, received, data, round_num)
+      usable = tf.constant(True)
+      upload = _upload(part, received, data, result, finite, usable, round_num)
+      checks = screen_lib.checks_of(*upload, bounds)
+      named.update({name: c.allowed for name, c in checks.items()})
+      return [(c.value, c.is_possible) for c in checks.values()]
+
+    def find(*client: Any) -> str | None:
+      results = run(*client)
+      for (value, possible), (name, allowed) in zip(results, named.items()):
+        if not possible:
+          return f'{name} is {float(value):g} (allowed: {allowed})'
+      return None
+
+    return find
 
   return _repeating(part, build)
 
@@ -254,7 +308,8 @@ def build_client_work(
   OrderedDict(update, row).
 
   If the algorithm sets no weight, a client's weight is 1 or the number of
-  examples that it processed. A client that trained on nothing has weight 0. A
+  examples that it processed. A client that trained on nothing then has weight
+  0. One that holds nothing to train on does not report, and weighs 0, too. A
   client whose update is not finite has weight 0, too. Its report is ignored,
   and `num_non_finite_clients` counts it. If no metrics are released, its weight
   is NaN, so that the aggregator counts it. A client whose data cannot be used
@@ -350,7 +405,7 @@ def _build_work(
 def _weight(
   part: ClientPart, result: training.LocalResult, num_held: tf.Tensor
 ) -> tf.Tensor:
-  """Returns the algorithm's weight, or 1, or a number of examples."""
+  """Returns the weight that the algorithm set, else `weigh_by_examples`'s."""
   if result.weight is not None:
     return result.weight
   if not part.weigh_by_examples:
@@ -385,7 +440,7 @@ def _upload(
   Returns:
     (update and weight, report).
   """
-  num_held = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
+  num_held = tf.add_n([tf.size(data[kind]['y']) for kind in part.trains_on])
   weight = _weight(part, result, num_held)
   # Clients that kept no pseudo-labels still report.
   reports = tf.logical_and(tf.logical_and(round_num >= 1, num_held > 0), finite)
@@ -517,22 +572,26 @@ def _build_finalize(
       num_rejected_clients=sums['num_rejected_clients'],
       num_examples=sums['num_examples'],
     )
-    for name, pair in sums['ratios'].items():
-      train[name] = pair[0] / pair[1]  # 0/0 is NaN, correct / 0 wrong inf.
+    # 0/0 is NaN, correct / 0 wrong inf.
+    ratios = {name: pair[0] / pair[1] for name, pair in sums['ratios'].items()}
+    ranges = collections.OrderedDict[str, tf.Tensor]()
     for name, total in sums['ranges'].items():
-      train[f'{name}_min'] = tf.where(some, minima[name], nan)
-      train[f'{name}_mean'] = total / sums['num_reports']
-      train[f'{name}_max'] = tf.where(some, maxima[name], nan)
+      ranges[f'{name}_min'] = tf.where(some, minima[name], nan)
+      ranges[f'{name}_mean'] = total / sums['num_reports']
+      ranges[f'{name}_max'] = tf.where(some, maxima[name], nan)
     total = sums['weight']
-    train['aggregation_weight_min'] = minima['aggregation_weight'] / total
-    train['aggregation_weight_max'] = maxima['aggregation_weight'] / total
-    # Entropy of the shares w/S, in nats: log S - (sum w log w) / S.
-    train['aggregation_weight_entropy'] = (
-      tf.math.log(total) - sums['weight_log_weight'] / total
-    )
-    for suffix in ('min', 'max', 'entropy'):
-      name = f'aggregation_weight_{suffix}'
-      train[name] = tf.where(total > 0.0, train[name], nan)
+    weights = {
+      'min': minima['aggregation_weight'] / total,
+      'max': maxima['aggregation_weight'] / total,
+      # Entropy of the shares w/S, in nats: log S - (sum w log w) / S.
+      'entropy': tf.math.log(total) - sums['weight_log_weight'] / total,
+    }
+    weights = {
+      f'aggregation_weight_{suffix}': tf.where(total > 0.0, value, nan)
+      for suffix, value in weights.items()
+    }
+    joined = names.join('metrics', train, ratios, ranges, weights)
+    train = collections.OrderedDict(joined)
     uploads = collections.OrderedDict(
       (name, tf.math.divide_no_nan(value, sums['num_reports']))
       for name, value in sums['uploads'].items()

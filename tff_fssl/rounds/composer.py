@@ -39,6 +39,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
 
   Attributes:
     find_non_finite: See `client_work.build_find_non_finite`.
+    find_rejected: See `client_work.build_find_rejected`.
     local_model: See `client_work.build_local_model`. None if clients have only
       a part of the model, or keep models of their own.
     num_classes: The number of classes, if known. Clients' labels must be less.
@@ -56,6 +57,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   """
 
   find_non_finite: client_work_lib.FindNonFinite
+  find_rejected: client_work_lib.FindRejected
   local_model: client_work_lib.LocalModel | None = None
   num_classes: int | None = None
   num_clients: int = 0
@@ -118,9 +120,9 @@ def compose_fssl_process(
     rows_in_sum: Whether rows are instead channels of the update, which the
       aggregator combines.
     collect_rows: rows@CLIENTS -> rows@SERVER, if the finalizer needs them.
-    counts: `<round number, train> -> bool`, whether the round counts, from the
-      client work's metrics. A round that does not count is discarded: it
-      changes only counters.
+    counts: `<round number, measured> -> bool`, whether the round counts, from
+      the client work's measurements. A round that does not count is discarded:
+      it changes only counters.
     reports_too_few: Whether the metrics tell which rounds were discarded.
     keeps_aggregator: Whether the aggregator's state is kept even so, since it
       accounts for what a discarded round has released (differential privacy).
@@ -175,16 +177,16 @@ def _build_init(
 
 
 def build_counts(
-  train_type: tff.Type, *, min_clients: int, is_confidential: bool
+  measured_type: tff.Type, *, min_clients: int, is_confidential: bool
 ) -> tff.Computation | None:
-  """Builds `<round number, train> -> bool`, `compose_fssl_process`'s `counts`.
+  """Builds `<round number, measured> -> bool`, the argument `counts`.
 
-  A round does not count if clients took part but none sent a usable update, or
-  if there are fewer than `min_clients` usable ones. Rounds before round 1 have
-  no clients, and count.
+  A round does not count if clients took part but none reported (they failed,
+  were rejected, or have nothing to train on), or if fewer than `min_clients`
+  did. Rounds before round 1 have no clients, and count.
 
   Args:
-    train_type: The type of the client work's metrics.
+    measured_type: The type of the client work's measurements.
     min_clients: The least number of clients. 0: a round without any counts.
     is_confidential: Whether the server must not learn which updates were
       usable. Then all count as usable.
@@ -196,15 +198,13 @@ def build_counts(
   if is_confidential and not min_clients:
     return None
 
-  @tff.tensorflow.computation(tf.int32, train_type)
-  def counts(round_num: tf.Tensor, train: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    num_clients = num_usable = train['num_clients']
-    if not is_confidential:
-      num_usable -= train['num_non_finite_clients']
-      num_usable -= train['num_rejected_clients']
-    all_failed = tf.logical_and(num_clients > 0, num_usable <= 0)
-    too_few = tf.logical_and(round_num >= 1, num_usable < min_clients)
-    return tf.logical_not(tf.logical_or(all_failed, too_few))
+  @tff.tensorflow.computation(tf.int32, measured_type)
+  def counts(round_num: tf.Tensor, measured: Mapping[str, Any]) -> tf.Tensor:
+    num_usable = tf.cast(measured['num_reports'], tf.int32)
+    took_part = measured['train']['num_clients'] > 0
+    all_failed = tf.logical_and(took_part, num_usable <= 0)
+    too_few = tf.logical_or(all_failed, num_usable < min_clients)
+    return tf.logical_not(tf.logical_and(round_num >= 1, too_few))
 
   return counts
 
@@ -319,7 +319,8 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
     train = results.worked.measurements['train']
     counts = tff.federated_value(True, tff.SERVER)
     if parts.counts is not None:
-      counts = tff.federated_map(parts.counts, (state.client_work, train))
+      measured = results.worked.measurements
+      counts = tff.federated_map(parts.counts, (state.client_work, measured))
     distributor_state, of_exchange = results.distributed.state, None
     if parts.end_round is not None:
       ended = parts.end_round(distributor_state, results.rows, model, counts)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import LazyImport, np, tf, tff
 from tff_fssl.models import adapter
@@ -133,6 +134,7 @@ class Population(NamedTuple):
     robust: Whether the aggregator is `robust`. Then no single client should
       determine the values that others receive. Where it does, the algorithm's
       page says so.
+    seed: The run's seed.
   """
 
   num_clients: int
@@ -142,6 +144,7 @@ class Population(NamedTuple):
   num_outputs: int = 0
   plain_mean: bool = True
   robust: bool = False
+  seed: int = 0
 
   def known_clients(self) -> int:
     """Returns the number of clients.
@@ -266,7 +269,8 @@ def read_message(
       dataset, weights if is_network else None
     )
   if exchange is not None:
-    values |= exchange.receive(message.exchange, client_id)
+    of_exchange = exchange.receive(message.exchange, client_id)
+    values = names.join('values that clients receive', values, of_exchange)
   return Received(weights, values)
 
 

@@ -311,6 +311,7 @@ class _Assembly:
         self._model_aggregator, tff.aggregators.MeanFactory
       ),
       robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
+      seed=self._server.seed,
     )
     return exchange_lib.build_exchange(
       self._algorithm, population, networks.specs_of
@@ -359,11 +360,12 @@ class _Assembly:
         finalizer.initialize.type_signature.result.member,
       )
     )
-    train_type = work.next.type_signature.result.measurements.member['train']
     min_clients = self._hparams.min_clients
     # Even without `min_clients`, a round whose updates all fail is discarded.
     counts = composer.build_counts(
-      train_type, min_clients=min_clients, is_confidential=is_confidential
+      work.next.type_signature.result.measurements.member,
+      min_clients=min_clients,
+      is_confidential=is_confidential,
     )
     end_round = None
     if exchange is not None:
@@ -423,6 +425,9 @@ class _Assembly:
     process.num_phases = 1 + len(own)
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
+    )
+    process.find_rejected = client_work.build_find_rejected(
+      part, self._make_message, self._bounds
     )
     # Clients without the last layer, or with models of their own, have no
     # version of the server's model.

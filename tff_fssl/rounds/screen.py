@@ -125,7 +125,8 @@ def build_screen(
     result: tff.learning.templates.ClientResult, report: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, tuple[_ByName, ...]]:
     update, row = _split(result, bounds.exchange)
-    accepted = _is_possible(update, result.update_weight, row, report, bounds)
+    checks = checks_of(result, report, bounds)
+    accepted = tf.reduce_all([c.is_possible for c in checks.values()])
     reports = tf.logical_and(accepted, report['reports'])
     weight = tf.where(accepted, result.update_weight, 0.0)
     sums = collections.OrderedDict(
@@ -191,45 +192,71 @@ def _check_names(
       )
 
 
-def _is_possible(
-  update: Mapping[str, Any],
-  weight: tf.Tensor,
-  row: Mapping[str, Any] | None,
+class Check(NamedTuple):
+  """A check of a part of a client's upload.
+
+  Attributes:
+    value: float32 scalar, what is checked.
+    is_possible: bool scalar, whether an honest client can have sent it.
+    allowed: What an honest client can send, in words.
+  """
+
+  value: tf.Tensor
+  is_possible: tf.Tensor
+  allowed: str
+
+
+def checks_of(
+  result: tff.learning.templates.ClientResult,
   report: Mapping[str, Any],
   bounds: Bounds,
-) -> tf.Tensor:
-  """Tells whether an honest client can have sent this upload: bool scalar."""
-  most = bounds.num_counted
-  ratios, ranges = report['ratios'], report['ranges']
-  conditions = [
-    guarded.is_acceptable(update, weight, bounds.weights),
-    _within(report['num_examples'], 0.0, bounds.num_examples),
-    *(_within(p[1], 0.0, most) for p in ratios.values()),
-    *(_within(tf.abs(p[0]), 0.0, _MAX_METRIC * most) for p in ratios.values()),
-    *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
-    *(
-      tf.logical_or(
-        _within(report['uploads'][name], *limits),
-        # A client that does not report sends 0, which may be outside the
-        # limits.
-        tf.logical_not(report['reports']),
-      )
-      for name, limits in bounds.uploads.items()
+) -> dict[str, Check]:
+  """Checks each part of a client's upload: name of the part -> check."""
+  update, row = _split(result, bounds.exchange)
+  weight, most = result.update_weight, bounds.num_counted
+  checks = {
+    'weight and update': Check(
+      weight,
+      guarded.is_acceptable(update, weight, bounds.weights),
+      f'0 or up to {bounds.weights.maximum:g}, for numbers up to'
+      f' {guarded.MAX_ENTRY:g}',
     ),
-  ]
+    'num_examples': _within(report['num_examples'], 0.0, bounds.num_examples),
+  }
+  for name, pair in report['ratios'].items():
+    checks[f'count of the metric {name}'] = _within(pair[1], 0.0, most)
+    limit = _MAX_METRIC * most
+    checks[f'total of the metric {name}'] = _within(pair[0], -limit, limit)
+  for name, value in report['ranges'].items():
+    checks[name] = _within(value, -_TOLERANCE, 1.0 + _TOLERANCE)
+  for name, limits in bounds.uploads.items():
+    # A client that does not report sends 0, which may be outside the limits.
+    checks[f'upload {name}'] = _unless(
+      _within(report['uploads'][name], *limits),
+      tf.logical_not(report['reports']),
+    )
   if bounds.groups is not None:
-    conditions.append(
-      groups_lib.is_possible(bounds.groups, update[channels.PLACE])
-    )
+    place = update[channels.PLACE]
+    possible = groups_lib.is_possible(bounds.groups, place)
+    checks['group'] = Check(place[0], possible, 'those that there are')
   if bounds.exchange is not None and row is not None:
-    conditions.append(
-      tf.logical_or(
-        exchange_lib.is_possible_row(bounds.exchange, row),
-        # An invalid row is not kept, so its contents do not matter.
-        tf.logical_not(row['is_valid']),
-      )
-    )
-  return tf.reduce_all(conditions)
+    possible = exchange_lib.is_possible_row(bounds.exchange, row)
+    valid = row['is_valid']
+    check = Check(tf.cast(valid, tf.float32), possible, 'see its `is_possible`')
+    # An invalid row is not kept, so its contents do not matter.
+    checks['row for the exchange'] = _unless(check, tf.logical_not(valid))
+  return checks
+
+
+def _within(value: tf.Tensor, low: float, high: float) -> Check:
+  """Checks that a float scalar is in [low, high]. NaN is not."""
+  possible = tf.logical_and(value >= low, value <= high)
+  return Check(value, possible, f'{low:g} to {high:g}')
+
+
+def _unless(check: Check, excused: tf.Tensor) -> Check:
+  """Lets a check pass if it does not matter."""
+  return check._replace(is_possible=tf.logical_or(check.is_possible, excused))
 
 
 def _has_rows(exchange: exchange_lib.Exchange | None) -> bool:
@@ -250,11 +277,6 @@ def _split(
   # Values `in_sum` have no id and no mark. They count by the client's weight.
   values = {name: update[name] for name in exchange.row_specs}
   return update, {'is_valid': result.update_weight > 0.0, 'values': values}
-
-
-def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:
-  """Tells whether a float scalar is in [low, high]. NaN is not."""
-  return tf.logical_and(value >= low, value <= high)
 
 
 def masked(values: Any, keep: tf.Tensor, otherwise: float) -> Any:

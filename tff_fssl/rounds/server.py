@@ -21,9 +21,6 @@ from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import server_step
 from tff_fssl.rounds import states as states_lib
 
-# Separates the server's seeds from the clients', which the data source makes.
-_SERVER = 1
-
 
 @dataclasses.dataclass(frozen=True)
 class ServerSide:
@@ -36,7 +33,7 @@ class ServerSide:
     views: Makes network inputs of stored examples.
     data_fn: Returns its labelled data, a data set of one element OrderedDict(x,
       y). It is called inside a TFF computation. None: the server has no data.
-    seed: Seed of its training.
+    seed: Seed of the run.
   """
 
   networks: network_factory.NetworkFactory
@@ -100,6 +97,7 @@ class ServerSide:
       model_type,
       aggregate_type,
       server_step.build_optimizer(self.hparams),
+      seed=self.seed,
       first_round=self.hparams.first_round,
       states=self.states,
       networks=networks,
@@ -159,15 +157,16 @@ class ServerSide:
       server_step.Sets,
     ]:
       labeled = self._read_data()
-      seed = seeds.fold_in(tf.stack([self.seed, round_num]), _SERVER)
+      seed = seeds.of_server(self.seed, round_num)
+      if copy:  # The first training has the same seed, however many follow.
+        seed = seeds.fold_in(seeds.fold_in(seed, seeds.COPY), copy)
       result = local.run(
         weights,
         labeled,
         # The server has no unlabelled examples.
         base.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(round_num),
-        # The first training has the same seed, however many follow.
-        seed=seeds.fold_in(seed, copy) if copy else seed,
+        seed=seed,
         round_num=round_num,
         momentum=momentum,
         received=sets,

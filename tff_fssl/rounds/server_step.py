@@ -9,6 +9,7 @@ from typing import Any
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import channels
 from tff_fssl.algorithms import names
+from tff_fssl.client import seeds
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite, zero_unless
@@ -44,10 +45,14 @@ class _Server(base.Server):
     train: ServerTraining | None,
     non_negative: Collection[int],
     auxiliary: Sequence[tf.Tensor],
+    seed: int,
   ):
     self._optimizer, self._train = optimizer, train
     self._non_negative, self._auxiliary = non_negative, auxiliary
     self.round_num = state['round_num']
+    self.seed = seeds.fold_in(
+      seeds.of_server(seed, self.round_num), seeds.UPDATE
+    )
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
     self._of_copies: list[_Metrics] = []
@@ -152,6 +157,7 @@ def build_server_step(
   aggregate_type: tff.Type,
   optimizer: tff.learning.optimizers.Optimizer,
   *,
+  seed: int,
   first_round: int,
   states: states_lib.States,
   networks: Sequence[str] = (),
@@ -181,6 +187,7 @@ def build_server_step(
       float tensor per trainable weight, and one per tracked non-trainable float
       weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
     optimizer: The server optimizer.
+    seed: The run's seed.
     first_round: The number of the first round.
     states: Makes the model after a round.
     networks: The names of the auxiliary networks that clients upload.
@@ -207,6 +214,7 @@ def build_server_step(
     restore,
     make_training,
     non_negative,
+    seed,
   )
 
   @tff.federated_computation
@@ -258,6 +266,7 @@ def _build_step(
   restore: Restore,
   make_training: Callable[[], ServerTraining] | None,
   non_negative: Collection[int],
+  seed: int,
 ) -> tff.Computation:
   """Builds `<S, M, A> -> <S, M, metrics>` of `types` (S, M, A)."""
 
@@ -277,7 +286,7 @@ def _build_step(
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
       aggregated = _aggregated(aggregate, networks, restore)
       auxiliary = tf.nest.flatten(dict(aggregated.networks))
-      server = _Server(state, optimizer, train, non_negative, auxiliary)
+      server = _Server(state, optimizer, train, non_negative, auxiliary, seed)
       model = states.update(
         server_model.ServerModel(*model), aggregated, server
       )

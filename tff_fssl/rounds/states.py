@@ -45,10 +45,13 @@ class States:
     self._control = tuple(
       name
       for name, b in broadcasts.items()
-      if name in fields and b.when is None and isinstance(b.value, tf.Tensor)
+      if b.when is None
+      and isinstance(getattr(state.memory, name, None), tf.Tensor)
     )
     self._sets = tuple(f for f in fields if f not in self._control)
     self._averages = bool(algorithm.round.average_decay)
+    if self._averages:
+      names.join('sets', {_AVERAGE: None}, dict.fromkeys(fields))
     own = {n: b for n, b in broadcasts.items() if b.own_statistics}
     self.statistics_of = tuple(n for n, b in own.items() if b.when is None)
     if self._averages:
@@ -134,7 +137,8 @@ class States:
     if not self._averages:
       return prediction
     average = server_model.set_prediction(_AVERAGE, prediction)
-    return prediction._replace(also={**prediction.also, _AVERAGE: average})
+    also = names.join('predictions', prediction.also, {_AVERAGE: average})
+    return prediction._replace(also=also)
 
   def _predict_by(
     self, weights_of: Callable[[base.ServerState], Weights]

@@ -117,6 +117,7 @@ def loss_and_gradients_at_ascent(
     eta=eta,
     scaled=[adaptive and is_scaled(v) for v in variables],
   )
-  with network.perturbed(eps), tf.GradientTape() as tape:
+  ascent = network.perturbed(eps, moves_averages=False)
+  with ascent, tf.GradientTape() as tape:
     loss = loss_fn()
   return loss, tuple(network.gradients(tape, loss))

@@ -309,3 +309,13 @@ def test_the_exported_head_predicts_alike(distance, num_rows, tmp_path):
     assert np.all(probs[:, 2] < 1e-6) and np.all(probs[:, :2] > 2e-6)
   else:
     np.testing.assert_allclose(tf.nn.softmax(expected), 1 / 3, atol=1e-6)
+
+
+def test_which_are_kept_depends_on_the_runs_seed():
+  rows = [_row(float(value)) for value in range(1, 9)]
+  kept = set()
+  for seed in range(8):
+    exchange = sets.build_list(_POPULATION._replace(seed=seed), num_sets=1)
+    table = _accept(exchange, exchange.initialize(), *rows)
+    kept.add(float(table['prototypes'][0, 0, 0]))
+  assert len(kept) > 1

@@ -188,6 +188,29 @@ def test_one_bad_round_among_good_ones_does_not_stop(tmp_path):
   assert fakes.run(tmp_path / 'run', process, max_bad_rounds=2).round_num == 4
 
 
+def test_the_first_rejection_is_explained(tmp_path):
+  asked = []
+
+  class Explain(training.Hooks):
+    def explain_rejected(self, state, round_num):
+      asked.append((int(state.client_work), round_num))
+      return ['client 7: rejected: its weight']
+
+  class Rejects(fakes.FakeProcess):
+    def next(self, state, cohort):
+      output = super().next(state, cohort)
+      rejects = int(output.state.client_work) > 1
+      output.metrics['client_work']['train']['num_rejected_clients'] = rejects
+      return output
+
+  reporter = fakes.Reporter()
+  options = {'hooks': Explain()}
+  fakes.run(tmp_path, Rejects(), reporter, options=options, total_rounds=4)
+  assert asked == [(1, 2)]
+  said = [m for m in reporter.messages if 'rejected: its weight' in m]
+  assert said == ['round 2: client 7: rejected: its weight']
+
+
 def test_who_was_not_finite_is_said_and_kept(tmp_path):
   asked = []
 

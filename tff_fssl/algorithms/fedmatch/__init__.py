@@ -443,14 +443,13 @@ class FedMatch(base.Algorithm):
 
     A client's own last upload and its helpers come from the server's table.
     """
-    memory, sent = state.memory, {}
+    sent = {}
     if self.decomposition:
-      sent[PSI] = base.Broadcast(memory.psi)
+      sent[PSI] = base.Broadcast()
     if self.uses_past:
-      sent['past_models'] = base.Broadcast(
-        memory.past_models, when=memory.num_past_models > 0.0
-      )
-      sent['num_past_models'] = base.Broadcast(memory.num_past_models)
+      when = state.memory.num_past_models > 0.0
+      sent['past_models'] = base.Broadcast(when=when)
+      sent['num_past_models'] = base.Broadcast()
     return sent
 
   def exchange(self) -> exchange_lib.BuildExchange | None:

@@ -425,7 +425,9 @@ class ProtoFssl(base.Algorithm):
       lambda images, i: client.views.plain(images),
       # Static batch norm takes the examples' own moments: the statistics that
       # the client received are those of the network before training.
-      tf.constant(0.0),
+      inference.own_moments_count(
+        client.weights.statistics_count, client.labeled.x
+      ),
       self.round.statistics_batch_size,
     )
     return prototypes_lib.class_sums(

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
+from tff_fssl.client import seeds
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -62,8 +63,8 @@ def build_list(
   A client sends exists bool [K] and prototypes float32 [K, D], 0 where they do
   not exist. The server keeps those of the last cohort. If more clients than
   `num_sets` sent prototypes, the server draws some of them. The draw depends on
-  the round and on the prototypes, but not on their order. If no client sent
-  prototypes, the server keeps the old ones.
+  the run's seed, the round and the prototypes, but not on their order. If no
+  client sent prototypes, the server keeps the old ones.
 
   With a robust aggregator there is one set instead. It has for each class the
   median, entry by entry, of the prototypes of those clients that send the
@@ -99,8 +100,12 @@ def build_list(
     some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
     # Sorted by content, so that the order of arrival does not matter.
     sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
+    seed = seeds.of_server(population.seed, round_num)
     drawn = tf.argsort(
-      tf.random.stateless_uniform(tf.shape(some), [round_num, 0]), stable=True
+      tf.random.stateless_uniform(
+        tf.shape(some), seeds.fold_in(seed, seeds.EXCHANGE)
+      ),
+      stable=True,
     )
     order = tf.gather(tf.argsort(sums, stable=True), drawn)[:num_sets]
     kept = tf.gather(some, order)

@@ -246,7 +246,7 @@ class ProxyFl(base.Algorithm):
     model, examples = networks.model, batch.unlabeled
     kernel, *biases = (model.trainable_variables[i] for i in model.head)
     features = joint_pass.outputs(
-      lambda images, weights: model.features(images, training=True), batch
+      lambda images: model.features(images, training=True), batch
     )
     weak, strong, of_labeled = (
       sum(biases, start=tf.matmul(f, kernel)) for f in features
@@ -378,6 +378,9 @@ class ProxyFl(base.Algorithm):
     Labelled examples count as often as they are drawn while each unlabelled one
     is drawn once.
     """
+    own_count = inference.own_moments_count(
+      client.weights.statistics_count, client.unlabeled.x
+    )
     received, local = (
       tf.nn.softmax(
         inference.weak_logits(
@@ -393,7 +396,7 @@ class ProxyFl(base.Algorithm):
         (client.networks[_RECEIVED], client.weights.statistics_count),
         # Static batch norm takes the examples' own moments: the statistics that
         # the client received are those of the network before training.
-        (client.networks.model, tf.constant(0.0)),
+        (client.networks.model, own_count),
       )
     )
     num_classes = received.shape[-1]
@@ -433,7 +436,7 @@ class ProxyFl(base.Algorithm):
       batch_size=self.tuning_batch_size,
       learning_rate=self.tuning_learning_rate,
       has_margin=self.tuning_margin,
-      seed=server.round_num,
+      seed=server.seed,
     )
     trainable[index] = tf.where(
       all_finite([tuned]), tf.transpose(tuned), trainable[index]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tff_fssl import loops
+from tff_fssl.client import seeds
 from tff_fssl.lazy import tf
 
 # Rows that are less similar than this are no negatives.
@@ -169,7 +170,7 @@ def tune(
     batch_size: Clients' proxies in a batch. The last batch may be smaller.
     learning_rate: The learning rate of SGD.
     has_margin: Whether the proxy of the own class has a margin.
-    seed: int32 scalar, of the order of rows.
+    seed: int32 [2], of the order of rows.
 
   Returns:
     float32 [C, D]. The same proxies if there are no clients.
@@ -185,7 +186,7 @@ def tune(
 
   def move(step: tf.Tensor, proxies: tf.Tensor) -> tf.Tensor:
     keys = tf.random.stateless_uniform(
-      [num_rows], tf.stack([seed, step // num_batches])
+      [num_rows], seeds.fold_in(seed, step // num_batches)
     )
     first = step % num_batches * batch_size
     batch = tf.argsort(keys, stable=True)[first : first + batch_size]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.client import seeds
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
@@ -68,13 +69,16 @@ def build_table(
     row_specs[CLASSIFIER] = tf.TensorSpec([kernel, population.num_classes])
 
   def initialize() -> _Table:
-    # PyTorch's initial weights. The run's seed is not known here.
+    # PyTorch's initial weights.
+    seed = seeds.fold_in(seeds.of_server(population.seed, 0), seeds.EXCHANGE)
     limit = specs['proxies_kernel'].shape[0] ** -0.5
     num_classes = population.num_classes
     return collections.OrderedDict(
       [(PRIOR, tf.fill([num_classes], 1.0 / num_classes))],
       **{
-        name: tf.random.stateless_uniform(spec.shape, [0, i], -limit, limit)
+        name: tf.random.stateless_uniform(
+          spec.shape, seeds.fold_in(seed, i), -limit, limit
+        )
         for i, (name, spec) in enumerate(specs.items())
       },
     )

@@ -99,7 +99,7 @@ class RunHparams:
   augmentation: str = hparam(
     data_names.FL2,
     'RandAugment of weak and strong views of images: that of (FL)^2, of'
-    ' FixMatch or of SAGE.',
+    ' FixMatch, of SAGE, or of SemiFL and FedDB.',
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )

@@ -145,6 +145,26 @@ class Experiment:
       )
     return lines
 
+  def explain_rejected(self, state: Any, round_num: int) -> list[str]:
+    """Repeats a round's clients until one is rejected.
+
+    Args:
+      state: The process's state before the round.
+      round_num: The number of the round.
+
+    Returns:
+      A line that says which client, and why. None if no client whose data are
+      usable is rejected.
+    """
+    seed, source = self.task.config.run.seed, self.data_source
+    for client_id, dataset in zip(
+      source.client_ids(seed, round_num), source.cohort(seed, round_num)
+    ):
+      found = self.process.find_rejected(state, dataset, round_num)
+      if found is not None:
+        return [f'client {client_id}: rejected: {found}']
+    return []
+
 
 class ExperimentHooks(training_types.Hooks):
   """The hooks of the training program."""
@@ -183,6 +203,10 @@ class ExperimentHooks(training_types.Hooks):
     """Returns the times that the runtime reports, if any."""
     timing = getattr(self._context, 'timing', None)
     return {} if timing is None else dataclasses.asdict(timing)
+
+  def explain_rejected(self, state: Any, round_num: int) -> list[str]:
+    """Finds the first client that was rejected, and why."""
+    return self._experiment.explain_rejected(state, round_num)
 
   def explain_non_finite(
     self, state: Any, round_num: int, num_clients: int

@@ -228,6 +228,7 @@ class _Run:
 
   def __post_init__(self):
     self._watch = training_types.UpdateWatch()
+    self._explained = False  # Whether a rejection was explained.
     self._rows: checkpoint.OutsideRows | None = None
     outside = getattr(self.process, 'outside', None)
     if outside is not None:
@@ -388,6 +389,13 @@ class _Run:
     if warning is not None:
       name = console.round_name(round_num, self.settings)
       self.reporter.say(f'{name}: {warning}.')
+    if report.metrics.get(training_types.REJECTED, 0) and not self._explained:
+      # Each round would say the same, and repeat its clients to find it.
+      self._explained = True
+      for line in await asyncio.to_thread(
+        self.hooks.explain_rejected, before, round_num
+      ):
+        self.reporter.say(f'round {round_num}: {line}')
     num_clients = int(report.metrics.get(training_types.NON_FINITE, 0))
     if not num_clients:
       return
