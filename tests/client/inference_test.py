@@ -35,10 +35,25 @@ def test_the_last_example_is_not_normalized_by_itself():
   assert np.abs(last([5, -5, 1]) - last([-9, 2, 0])).max() > 0.1
 
 
-@pytest.mark.parametrize('num, expected', [(0, 5.0), (1, 5.0), (2, 0.0)])
-def test_a_single_example_takes_the_statistics_that_there_are(num, expected):
-  images = tf.zeros([num, 3])
-  assert inference.own_moments_count(tf.constant(5.0), images) == expected
+@pytest.mark.parametrize('tracks', [True, False])
+@pytest.mark.parametrize('num', [0, 1, 5])
+def test_own_moments(num, tracks):
+  """Whatever batch norm has; a single example takes what there is."""
+  network = adapter.Network(_vectors, seed=0, track_moving_averages=tracks)
+  x = np.random.default_rng(0).normal(size=[num, 3]).astype(np.float32)
+
+  def run(shift, own_moments):
+    rows, count = tf.constant(x + np.float32(shift)), tf.constant(1.0)
+    return inference.outputs(
+      network, rows, lambda rows, _: rows, count, 8, own_moments=own_moments
+    )
+
+  assert run(0.0, True).shape == [num, 2]
+  if num > 1:  # The mean of own examples is taken off.
+    np.testing.assert_allclose(run(0.0, True), run(9.0, True), atol=1e-3)
+    assert np.abs(run(0.0, False) - run(9.0, False)).max() > 0.1
+  else:
+    np.testing.assert_array_equal(run(9.0, True), run(9.0, False))
 
 
 @pytest.mark.parametrize('num', [0, 1, 4, 5, 9])

@@ -240,33 +240,25 @@ class Client:
   seed: tf.Tensor
   carried: Tensors = dataclasses.field(default_factory=dict)
 
-  def predict(
-    self, batch_size: int, *, own_moments: bool = False
-  ) -> tf.Tensor:
+  def predict(self, batch_size: int, *, own_moments: bool = False) -> tf.Tensor:
     """Predicts a weak view of each unlabelled example by the model.
 
     Args:
       batch_size: Examples in a forward pass.
-      own_moments: Whether static batch norm normalizes by the moments of the
-        pass, instead of the server's statistics.
+      own_moments: Whether batch norm normalizes by the moments of each pass,
+        instead of the received statistics.
 
     Returns:
       Probabilities, float32 [N, C].
     """
-    weights = self.weights
-    if own_moments:
-      weights = weights._replace(
-        statistics_count=inference.own_moments_count(
-          weights.statistics_count, self.unlabeled.x
-        )
-      )
     logits = inference.weak_logits(
       self.networks.model,
-      weights,
+      self.weights,
       self.unlabeled.x,
       self.views,
       self.seed,
       batch_size,
+      own_moments=own_moments,
     )
     return tf.nn.softmax(logits)
 

@@ -122,9 +122,9 @@ class FedDb(base.Algorithm):
   )
   statistics: str = hparam(
     OWN,
-    'What static batch norm normalizes by in predictions for APP-U and'
-    " pseudo-labels. own: the client's own unlabelled examples (authors' code);"
-    ' received: the statistics of the model (ours).',
+    'What batch norm normalizes by in predictions for APP-U and pseudo-labels.'
+    " own: the client's own unlabelled examples (authors' code); received: the"
+    ' statistics of the model (ours).',
     choices=(OWN, RECEIVED),
   )
   app_u: str = hparam(

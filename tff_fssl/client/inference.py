@@ -25,20 +25,6 @@ def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
   return tf.pad(values, pad)
 
 
-def own_moments_count(count: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-  """Returns the count by which static batch norm takes the images' own moments.
-
-  Args:
-    count: The weights' count of statistics.
-    images: [N, ...].
-
-  Returns:
-    0, for which batch norm takes own moments. If there is a single image, whose
-    own moments would normalize it to 0, the count that was given.
-  """
-  return tf.where(tf.shape(images)[0] > 1, 0.0, count)
-
-
 def weak_logits(
   network: adapter.Network,
   weights: Weights,
@@ -46,6 +32,8 @@ def weak_logits(
   views: augment.Views,
   seed: tf.Tensor,
   batch_size: int,
+  *,
+  own_moments: bool = False,
 ) -> tf.Tensor:
   """Computes logits of one weak view of every image, in inference mode.
 
@@ -56,6 +44,7 @@ def weak_logits(
     views: The preprocessing.
     seed: int32 [2], seed of the views.
     batch_size: Images in a batch.
+    own_moments: See `outputs`.
 
   Returns:
     float32 [N, C].
@@ -66,6 +55,7 @@ def weak_logits(
     lambda batch, i: views.weak(batch, seeds.fold_in(seed, i)),
     weights.statistics_count,
     batch_size,
+    own_moments=own_moments,
   )
 
 
@@ -75,6 +65,8 @@ def outputs(
   make_view: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
   statistics_count: tf.Tensor,
   batch_size: int,
+  *,
+  own_moments: bool = False,
 ) -> tf.Tensor:
   """Computes the network's outputs for every image, in inference mode.
 
@@ -84,11 +76,14 @@ def outputs(
     make_view: (stored images, number of the batch) -> the network's inputs.
     statistics_count: See `Network.inference_logits`.
     batch_size: Images in a batch.
+    own_moments: Whether batch norm takes the moments of each batch. It does not
+      for a single image, whose own moments would normalize it to 0.
 
   Returns:
     float32 [N, C].
   """
   num_images = tf.shape(images)[0]
+  by_batch = num_images > 1 if own_moments else None
   # TF's convolutions fail on 0 images. A blank image stands in, and its outputs
   # are cut off below.
   images = zero_row(images, tf.equal(num_images, 0))
@@ -105,7 +100,8 @@ def outputs(
     i: tf.Tensor, rows: slice, results: tf.TensorArray
   ) -> tf.TensorArray:
     batch = make_view(images[rows], i)
-    return results.write(i, network.inference_logits(batch, statistics_count))
+    logits = network.inference_logits(batch, statistics_count, by_batch)
+    return results.write(i, logits)
 
   results = loops.fold_batches(infer, results, size=size, batch_size=batch_size)
   return results.concat()[:num_images]

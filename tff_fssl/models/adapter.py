@@ -373,7 +373,10 @@ class Network:
     return loss, self.gradients(tape, loss)
 
   def inference_logits(
-    self, images: tf.Tensor, statistics_count: tf.Tensor
+    self,
+    images: tf.Tensor,
+    statistics_count: tf.Tensor,
+    by_batch: tf.Tensor | None = None,
   ) -> tf.Tensor:
     """Computes logits for evaluation, with batch norm statistics if any exist.
 
@@ -382,11 +385,16 @@ class Network:
     Args:
       images: float32 [B, H, W, C].
       statistics_count: `Weights.statistics_count` of the assigned weights.
+      by_batch: bool scalar, whether batch norm uses the moments of the batch in
+        any case. None: no.
 
     Returns:
       float32 [B, C].
     """
-    if not self.is_static:
+    if self.is_static:
+      missing = statistics_count <= 0.0
+      by_batch = missing if by_batch is None else missing | by_batch
+    if by_batch is None or not self.batch_norm_layers:
       return self.logits(images, training=False)
 
     def batch_logits() -> tf.Tensor:
@@ -394,9 +402,7 @@ class Network:
         return self.logits(images, training=False)
 
     return tf.cond(
-      statistics_count > 0.0,
-      lambda: self.logits(images, training=False),
-      batch_logits,
+      by_batch, batch_logits, lambda: self.logits(images, training=False)
     )
 
   def moments(self, images: tf.Tensor) -> Sequence[BatchMoments]:

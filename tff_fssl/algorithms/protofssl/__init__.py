@@ -419,16 +419,16 @@ class ProtoFssl(base.Algorithm):
 
   def _class_sums(self, client: base.Client) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums the embeddings of the labelled examples, class by class."""
+    model = client.networks.model
     embeddings = inference.outputs(
-      client.networks.model,
+      model,
       client.labeled.x,
       lambda images, i: client.views.plain(images),
       # Static batch norm takes the examples' own moments: the statistics that
       # the client received are those of the network before training.
-      inference.own_moments_count(
-        client.weights.statistics_count, client.labeled.x
-      ),
+      client.weights.statistics_count,
       self.round.statistics_batch_size,
+      own_moments=model.is_static,
     )
     return prototypes_lib.class_sums(
       embeddings,

@@ -378,25 +378,24 @@ class ProxyFl(base.Algorithm):
     Labelled examples count as often as they are drawn while each unlabelled one
     is drawn once.
     """
-    own_count = inference.own_moments_count(
-      client.weights.statistics_count, client.unlabeled.x
-    )
+    model = client.networks.model
     received, local = (
       tf.nn.softmax(
         inference.weak_logits(
           network,
-          client.weights._replace(statistics_count=count),
+          client.weights,
           client.unlabeled.x,
           client.views,
           client.seed,
           self.round.statistics_batch_size,
+          own_moments=own_moments,
         )
       )
-      for network, count in (
-        (client.networks[_RECEIVED], client.weights.statistics_count),
+      for network, own_moments in (
+        (client.networks[_RECEIVED], False),
         # Static batch norm takes the examples' own moments: the statistics that
         # the client received are those of the network before training.
-        (client.networks.model, own_count),
+        (model, model.is_static),
       )
     )
     num_classes = received.shape[-1]
