@@ -152,6 +152,15 @@ def test_names_do_not_depend_on_what_was_built_before(name):
   assert len(set(first[1])) == len(first[1])
 
 
+def test_resnet8s_classifier_starts_as_pytorchs():
+  network = adapter.Network(
+    lambda: networks.build_network('resnet8', _CIFAR, 10), seed=1
+  )
+  kernel, bias = (v.numpy() for v in network.trainable_variables[-2:])
+  assert np.abs(kernel).max() <= 1 / 16
+  assert 0.02 < np.abs(bias).max() <= 1 / 16 and len(set(bias)) == 10
+
+
 def _stem(size, stride, kernel, image):
   """The network's convolution of one channel, with given weights."""
   inputs = tf.keras.Input([*image.shape, 1])

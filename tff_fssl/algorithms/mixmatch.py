@@ -157,11 +157,12 @@ class MixMatch(base.Algorithm):
     guess = sharpening.guess(probs, self.temperature)
     rows = self._mixed_rows(batch, guess)
     # One pass, so that batch norm sees all mixed examples together.
-    logits = joint_pass.without_fillers(
-      lambda images: networks.model.logits(images, training=True),
-      rows.images,
-      rows.weights,
-    )
+    call = lambda images: networks.model.logits(images, training=True)
+    groups = [(rows.images, rows.weights)]
+    if base.LABELED in batch.streams:
+      parts = slice(None, rows.num_labeled), slice(rows.num_labeled, None)
+      groups = [(rows.images[part], rows.weights[part]) for part in parts]
+    logits = tf.concat(joint_pass.without_fillers(call, *groups), 0)
     error = rows.mean(
       losses.squared_error, logits, slice(rows.num_labeled, None)
     )

@@ -29,39 +29,49 @@ def outputs(call: _Call, batch: base.Batch) -> list[tf.Tensor]:
     Outputs, float32 [B, D], of weak views and of strong views. With labels at
     the clients, those of labelled examples follow. Those of fillers are 0.
   """
-  rows = [(batch.unlabeled, 'weak'), (batch.unlabeled, 'strong')]
+  examples = batch.unlabeled
+  groups = [
+    (
+      tf.concat([examples.views['weak'], examples.views['strong']], 0),
+      tf.concat([examples.weights] * 2, 0),
+    )
+  ]
   if base.LABELED in batch.streams:
-    rows.append((batch.labeled, 'weak'))
-  weights = [examples.weights for examples, _ in rows]
-  results = without_fillers(
-    call,
-    tf.concat([examples.views[view] for examples, view in rows], 0),
-    tf.concat(weights, 0),
-  )
-  return list(tf.split(results, [tf.size(w) for w in weights]))
+    groups.append((batch.labeled.views['weak'], batch.labeled.weights))
+  unlabeled, *labeled = without_fillers(call, *groups)
+  return [*tf.split(unlabeled, 2), *labeled]
 
 
 def without_fillers(
-  call: _Call, images: tf.Tensor, weights: tf.Tensor
-) -> tf.Tensor:
-  """Computes outputs of examples, so that batch norm sees no filler.
+  call: _Call, *groups: tuple[tf.Tensor, tf.Tensor]
+) -> list[tf.Tensor]:
+  """Computes outputs of examples at once, so that batch norm sees no filler.
 
   Args:
     call: Computes the outputs.
-    images: float32 [B, ...], the network's inputs.
-    weights: float32 [B], 0 for fillers. Not all may be 0.
+    *groups: One or two groups of (the network's inputs, float32 [B, ...], and
+      the examples' weights, float32 [B]). Each group holds fillers alone, or
+      none. One of the groups holds none.
 
   Returns:
-    Outputs, float32 [B, D], 0 for fillers.
+    The outputs of each group, float32 [B, D], 0 for fillers.
   """
-  kept = weights > 0.0
+  images = [images for images, _ in groups]
+  sizes = [tf.size(weights) for _, weights in groups]
+  if len(groups) == 1:
+    return [call(images[0])]
 
-  def leave_out() -> tf.Tensor:
-    results = call(tf.boolean_mask(images, kept))
-    shape = tf.stack([tf.size(weights), tf.shape(results)[1]])
-    return tf.scatter_nd(tf.where(kept), results, tf.cast(shape, tf.int64))
+  def call_with(*kept: int) -> tf.Tensor:
+    return call(tf.concat([images[i] for i in kept], 0))
 
-  results: tf.Tensor = tf.cond(
-    tf.reduce_all(kept), lambda: call(images), leave_out
+  first, second = (tf.reduce_any(weights > 0.0) for _, weights in groups)
+  results = tf.cond(
+    second,
+    lambda: tf.cond(
+      first,
+      lambda: call_with(0, 1),
+      lambda: tf.pad(call_with(1), [[sizes[0], 0], [0, 0]]),
+    ),
+    lambda: tf.pad(call_with(0), [[0, sizes[1]], [0, 0]]),
   )
-  return results
+  return list(tf.split(results, sizes))

@@ -141,11 +141,13 @@ def _dense(
   *,
   bias: bool = True,
   initializer: tf.keras.initializers.Initializer | None = None,
+  bias_initializer: tf.keras.initializers.Initializer | None = None,
 ) -> tf.Tensor:
   return tf.keras.layers.Dense(
     num_classes,
     use_bias=bias,
     kernel_initializer=initializer or _uniform_fan_in(),
+    bias_initializer=bias_initializer or 'zeros',
     dtype=_EXACT,
     name='logits',
   )(x)
@@ -287,7 +289,9 @@ def build_resnet8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
       x = conv(x, filters, f'{name}_shortcut', size=1, stride=stride)
     x = tf.keras.layers.Add(name=f'{name}_add')([x, y])
     x = _relu(x, f'{name}_relu2')
-  return _dense(_average(x), num_classes)
+  # PyTorch's default.
+  bias = tf.keras.initializers.RandomUniform(-(256**-0.5), 256**-0.5)
+  return _dense(_average(x), num_classes, bias_initializer=bias)
 
 
 def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
