@@ -1,5 +1,7 @@
 """What looks wrong is found, and what is right is not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import written_runs
@@ -154,6 +156,15 @@ def test_a_partition_of_other_flags(tmp_path):
   assert found == 'partition.json differs from the flags: alpha 0.5' + (
     ' instead of 0.1'
   )
+
+
+def test_all_natural_clients_are_as_many_as_there_are(tmp_path):
+  path = written_runs.write(tmp_path / 'a', partition='natural', num_clients=0)
+  drawn = written_runs.draw()
+  natural = dataclasses.replace(drawn.settings, partition='natural')
+  written_runs.write_partition(path)
+  written_runs.overwrite_partition(path, settings=natural)
+  assert not _find(path)
 
 
 def test_examples_with_two_holders(tmp_path):

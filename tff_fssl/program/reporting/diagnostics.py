@@ -365,6 +365,8 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
     texts = {name: hparams.format_value(settings[name]) for name in _SETTINGS}
+    if _number(run.flags.get('num_clients', '')) == 0:
+      del texts['num_clients']  # All owners that the data have.
     wrong = [
       f'{name} {text} instead of {run.flags[name]}'
       for name, text in texts.items()
