@@ -258,18 +258,17 @@ def near_images(train: np.ndarray, test: np.ndarray) -> dict[int, int]:
     return {}
   tree = spatial.cKDTree(_part_means(train))
   found = {}
-  for i, candidates in enumerate(
-    tree.query_ball_point(_part_means(test), _NEAR, return_sorted=True)
-  ):
-    if not candidates:
-      continue
+  candidates: Sequence[list[int]] = tree.query_ball_point(
+    _part_means(test), _NEAR, return_sorted=True
+  )
+  for i, numbers in enumerate(candidates):
     image = test[i].astype(np.float32)
+    distances = {
+      j: float(np.sqrt(np.mean(np.square(image - train[j])))) for j in numbers
+    }
     most = min(_NEAR, _OF_CONTRAST * float(image.std()))
-    distances = [
-      float(np.sqrt(np.mean(np.square(image - train[j])))) for j in candidates
-    ]
-    near = [j for j, d in zip(candidates, distances) if d <= most]
-    if near and min(distances):
+    near = [j for j, distance in distances.items() if distance <= most]
+    if near and 0.0 not in distances.values():
       found[i] = near[0]
   return found
 

@@ -269,6 +269,17 @@ def test_another_seed_validates_on_other_examples(tmp_path):
   assert not _find(*paths)
 
 
+def test_seeds_of_protected_clients_validate_on_other_examples(tmp_path):
+  paths = [
+    written_runs.write(tmp_path / f'{s}', seed=s, aggregator='dp')
+    for s in (0, 1)
+  ]
+  for path in paths:
+    written_runs.write_inputs(path, {'validation images': path}, path)
+  members = [runs.read_run(path).public for path in paths]
+  assert not diagnostics.find(runs.group_runs(members))
+
+
 def test_another_partition_across_algorithms(tmp_path):
   paths = [written_runs.write(tmp_path / n, n) for n in ('fixmatch', 'fl2')]
   for path in paths:

@@ -28,8 +28,8 @@ def check_data(task: Any, tree: output_tree.OutputTree) -> None:
   recorded = inputs_lib.read(tree.inputs_json)
   if recorded and (differing := recorded.differences(task.inputs)):
     raise UsageError(
-      f'{tree.path}: the {" and ".join(differing)} are not those that the run'
-      ' was made with, so it cannot be continued; give the same data'
+      f'{tree.path}: the {" and the ".join(differing)} are not those that the'
+      ' run was made with, so it cannot be continued; give the same data'
       ' (--data_dir), or choose another --output_dir'
     )
   _check_partition(task, tree)

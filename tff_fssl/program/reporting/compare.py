@@ -15,6 +15,7 @@ from tff_fssl.program import catalogue
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import summary
 
 # The figure that tables and tests compare.
@@ -359,11 +360,11 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
       f'the groups also differ in {"; ".join(differing)}: differences in'
       ' accuracy may come from that'
     )
-  first, *others = [run for run in members if run.inputs] or [None]
+  known = [run for run in members if run.inputs]
   other_data = [
-    f'{run.path} has other {" and ".join(names)} than {first.path}'
-    for run in others
-    if (names := _other_data(first, run))
+    f'{run.path} has other {" and ".join(names)} than {known[0].path}'
+    for run in known[1:]
+    if (names := _other_data(known[0], run))
   ]
   if other_data:
     found.append(
@@ -393,9 +394,10 @@ def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
   if not one.inputs or not other.inputs:
     return []
   names = one.inputs.differences(other.inputs)
-  # The partition, and so the seed, chooses the examples for validation.
-  same = one.inputs.partition == other.inputs.partition
-  return [n for n in names if same or not n.startswith('validation')]
+  # With protected clients, the partition is not known. The seed draws it.
+  if not _known(one) and one.seed != other.seed:
+    names = [n for n in names if not n.startswith(inputs_lib.VALIDATION)]
+  return names
 
 
 def _hindrances(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:

@@ -21,7 +21,7 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 
 _FORMAT = 'tff_fssl.inputs'
-_TRAINING = 'training'
+_TRAINING, VALIDATION = 'training', 'validation'
 # So many bytes are read of a mapped file, evenly spread over it.
 _SAMPLE_BYTES = 2**25
 _PACKAGES = ('tensorflow', 'tensorflow-federated', 'numpy')
@@ -59,7 +59,8 @@ class Inputs:
     """Names the parts of the data that differ.
 
     Args:
-      other: Other inputs. Parts that one of the two lacks are not compared.
+      other: Other inputs. Parts that one of the two lacks are not compared, nor
+        what validates in another partition.
 
     Returns:
       The names, such as 'test labels'.
@@ -68,6 +69,7 @@ class Inputs:
       name
       for name, digest in self.digests.items()
       if other.digests.get(name, digest) != digest
+      and (self.partition == other.partition or not name.startswith(VALIDATION))
     ]
     return ['names of classes'] * (self.classes != other.classes) + differing
 
@@ -97,7 +99,7 @@ def measure(
   for split, x, y in (
     (_TRAINING, _sample(data.train.x), data.train.y),
     (
-      'validation',
+      VALIDATION,
       data.train.x[held[:: _step(data.train.x, len(held))]],
       data.train.y[held],
     ),
