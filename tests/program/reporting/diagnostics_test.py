@@ -242,15 +242,15 @@ def test_runs_of_other_software(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'seed, part', [(1, 'training images'), (1, 'test labels')]
+  'seed, part', [(1, 'training images'), (0, 'test labels')]
 )
 def test_runs_of_other_data(tmp_path, seed, part):
   paths = [
     written_runs.write(tmp_path / 'a'),
-    written_runs.write(tmp_path / 'b', seed=seed),
+    written_runs.write(tmp_path / 'b', 'fl2', seed),
   ]
   written_runs.write_inputs(paths[0])
-  written_runs.write_inputs(paths[1], digests={part: 'x'}, partition='q')
+  written_runs.write_inputs(paths[1], digests={part: 'x'})
   (found,) = _find(*paths)
   assert found.startswith(
     f'runs are of different data: {paths[1]} has other {part} than {paths[0]};'

@@ -437,9 +437,13 @@ def _reasons(
   seeds: dict[str, list[str]] = {}
   for run in ours.runs:
     for other in theirs.runs:
-      if run.seed == other.seed and not {id(run), id(other)} & paired:
-        names = ' and '.join(_hindrances(run, other))
-        seeds.setdefault(names, []).append(run.seed)
+      if run.seed != other.seed or {id(run), id(other)} & paired:
+        continue
+      # Other data are a remark of their own.
+      told = _other_data(run, other)
+      left = [n for n in _hindrances(run, other) if n not in told]
+      if left:
+        seeds.setdefault(' and '.join(left), []).append(run.seed)
   for names, of_seeds in seeds.items():
     s = 's' * (len(of_seeds) > 1)
     yield f'seed{s} {inspection.shown(of_seeds)} (other {names})'
