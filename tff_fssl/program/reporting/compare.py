@@ -140,9 +140,15 @@ def _repetition(first: runs_lib.Run, second: runs_lib.Run) -> str:
   if hindrances:
     return f'{equal} other {" and ".join(hindrances)}; omit one of them'
   if unequal := _unequal_results(first, second):
+    usual = runs_lib.usual_flags()
+    threads = {
+      f'--{name}': [run.flags.get(name, usual[name]) for run in (first, second)]
+      for name in sorted(_ROUNDING)
+    }
     software = [
       f'{name} {" / ".join(values)}'
-      for name, values in _made_by([first, second]).items()
+      for name, values in {**threads, **_made_by([first, second])}.items()
+      if len({*values}) > 1
     ]
     reason = ', '.join(software) or 'other code or threads'
     if not first.inputs or not second.inputs:
@@ -160,10 +166,10 @@ def _unequal_results(first: runs_lib.Run, second: runs_lib.Run) -> str:
     of_round = {row[csv_table.KEY]: row for row in theirs}
     for row in mine:
       other = of_round.get(row[csv_table.KEY], {})
-      for column in row.keys() & other.keys():
-        if row[column] != other[column]:
+      for column, value in row.items():
+        if other.get(column, value) != value:
           return (
-            f'{column} in round {row[csv_table.KEY]}: {row[column]} and'
+            f'{column} in round {row[csv_table.KEY]}: {value} and'
             f' {other[column]}'
           )
   return ''
