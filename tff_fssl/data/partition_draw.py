@@ -108,11 +108,8 @@ def build_partition(
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   num_holders = settings.num_labeled_clients
-  labeled, hidden = _split_labels(
-    shuffled, settings, 1 if at_server else num_holders
-  )
-  if at_server and settings.full_labels:
-    num_holders = settings.num_clients
+  labeled, hidden = _split_labels(shuffled, settings, num_holders or 1)
+  num_holders += settings.num_clients * (at_server and settings.full_labels)
   hidden, validation = _split_validation(
     hidden, settings.num_validation, settings.seed
   )
@@ -123,9 +120,9 @@ def build_partition(
   client_test: list[np.ndarray] = []
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
-  names_of_clients = tuple(client_names[i] for i in natural)
+  client_names = tuple(client_names[i] for i in natural)
   client_labeled = _label_clients(
-    labels, settings, names_of_clients, labeled, unlabeled
+    labels, settings, client_names, labeled, unlabeled
   )
   partition = partition_lib.Partition(
     server_labeled=labeled[0] if at_server else _NONE,
@@ -137,7 +134,7 @@ def build_partition(
     ),
     settings=settings,
     num_examples=len(labels),
-    client_names=names_of_clients,
+    client_names=client_names,
     client_test=client_test,
   )
   return _add_noise(partition, labels)

@@ -38,6 +38,15 @@ ServerModel = server_model.ServerModel
 class _Next(tff.framework.ConcreteComputation):
   """`LearningProcess.next`, which warns of clients that would be ignored."""
 
+  @classmethod
+  def of(cls, next_fn: tff.Computation) -> _Next:
+    """Makes it of the computation."""
+    return cls(
+      computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
+      context_stack=tff.framework.get_context_stack(),
+      annotated_type=next_fn.type_signature,
+    )
+
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     state, client_data = args if len(args) == 2 else (None, None)
     round_num = getattr(state, 'client_work', None)
@@ -188,12 +197,7 @@ def compose_fssl_process(
   )
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type, start, weights_of)
-  next_fn = _Next(
-    computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
-    context_stack=tff.framework.get_context_stack(),
-    annotated_type=next_fn.type_signature,
-  )
-  process = FsslProcess(init_fn, next_fn, to_model, to_state)
+  process = FsslProcess(init_fn, _Next.of(next_fn), to_model, to_state)
   process.start = start
   return process
 
