@@ -1,5 +1,6 @@
 """`import tff_fssl as fssl`: what it gives, and what it costs."""
 
+import os
 import subprocess
 import sys
 
@@ -36,6 +37,34 @@ def test_the_import_is_cheap():
     [sys.executable, '-c', code], capture_output=True, text=True, check=True
   ).stdout
   assert printed.splitlines() == ['', 'fl2', '']
+
+
+@pytest.mark.parametrize(
+  'code, given, expected',
+  [
+    ('import tff_fssl', {}, '3'),
+    ('import tff_fssl', {'TF_CPP_MIN_LOG_LEVEL': '1'}, '1'),
+    # What --verbose calls.
+    (
+      'from tff_fssl.program.commands import main; main.quiet(True)',
+      {},
+      'None',
+    ),
+  ],
+)
+def test_tensorflow_is_silent_unless_told_otherwise(code, given, expected):
+  env = {**os.environ, **given}
+  if not given:
+    del env['TF_CPP_MIN_LOG_LEVEL']
+  code += "; import os; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+  printed = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    check=True,
+    env=env,
+  ).stdout
+  assert printed.strip() == expected
 
 
 def test_other_names_are_errors():

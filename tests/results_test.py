@@ -1,6 +1,7 @@
 """Pages of results: their tables are those of the CSV files, and are short."""
 
 import re
+import shutil
 
 import pytest
 import results
@@ -141,7 +142,7 @@ def test_runs_that_have_not_finished_are_refused(tmp_path, capsys):
 
 
 def test_runs_that_differ_in_nothing_are_refused(runs, tmp_path, capsys):
-  twice = written_runs.write(tmp_path / 'again', 'fixmatch', 0)
+  twice = shutil.copytree(runs[0], str(tmp_path / 'again'))
   code, error = _collect(capsys, runs[0], twice, f'--out={tmp_path / "x.csv"}')
   assert code == 1 and 'do not differ' in error
   with pytest.raises(UsageError, match='is not a run'):

@@ -2,16 +2,22 @@
 
 `import tff_fssl as fssl` is enough for a program that embeds an algorithm
 (docs/embedding.md): `fssl.build_process(model_fn, algorithm, data, seed=0)`.
-TensorFlow is imported when the first name that needs it is used.
+TensorFlow is imported when the first name that needs it is used. It is silent
+unless `TF_CPP_MIN_LOG_LEVEL` is set, or it was imported before.
 """
 
 import atexit
 import gc
 import importlib
+import os
 import sys
 from typing import Any
 
 __version__ = '0.4.0'
+
+# TensorFlow reads it when it is imported. It reports factories of CUDA as
+# errors, and types in sound graphs as warnings.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # Name -> its module. `runtime` and `training` are modules themselves.
 _EXPORTED = {

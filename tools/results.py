@@ -227,7 +227,7 @@ def _over_seeds(
     if name != key[0]
   }
   p_values = {
-    pair: compare.paired_p_value(*(tested[key] for key in pair))
+    pair: compare.paired_p_value(compare.pair(*(tested[key] for key in pair)))
     for pair in pairs
   }
   if is_corrected:

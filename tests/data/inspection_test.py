@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.data import inspection
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 
@@ -84,6 +85,47 @@ def test_duplicates():
   assert second.startswith('1 test examples are for training, too')
   assert 'n4 = n1' in second
   assert third.startswith('1 examples repeat one that has another class')
+
+
+@pytest.mark.parametrize('shape', [(8, 8, 1), (9, 7, 3), (2, 3, 1)])
+def test_near_copies(shape):
+  rng = np.random.default_rng(0)
+  train = rng.integers(3, 250, (50, *shape), np.uint8)
+  test = rng.integers(3, 250, (9, *shape), np.uint8)
+  assert not inspection.near_images(train, test)
+  test[2] = train[7] + 1  # Brighter.
+  test[4] = train[9] + rng.integers(-3, 4, shape)  # Another compression.
+  test[5] = train[11]  # A copy is another problem.
+  test[6] = train[12] // 2
+  assert inspection.near_images(train, test) == {2: 7, 4: 9}
+  found = _texts(
+    inspection.duplicate_problems(
+      (train, test), (np.zeros(50, int), np.zeros(9, int)), 'n{}'.format
+    )
+  )
+  assert '2 test images are nearly training images: n52 ~ n7, n54' in found[-1]
+
+
+def test_images_without_contrast_are_not_near_all_others():
+  train = np.random.default_rng(0).integers(100, 104, (50, 8, 8, 1), np.uint8)
+  test = np.random.default_rng(1).integers(100, 104, (5, 8, 8, 1), np.uint8)
+  assert not inspection.near_images(train, test)
+
+
+def test_digits_are_not_near():
+  digits = sources.load('digits')
+  assert not inspection.near_images(digits.train.x, digits.test.x)
+
+
+@pytest.mark.slow
+def test_natural_images_are_not_near(tfds_dir):
+  data = sources.load('cifar10', tfds_dir)
+  assert not inspection.near_images(data.train.x, data.test.x)
+
+
+def test_only_images_are_near():
+  vectors = np.zeros((4, 1, 3), np.float32)
+  assert not inspection.near_images(vectors, vectors + 1e-3)
 
 
 def test_checksums_depend_on_shape_type_and_content():

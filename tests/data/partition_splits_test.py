@@ -312,6 +312,23 @@ def test_clients_label_their_own_and_keep_the_unknown():
 
 
 @pytest.mark.parametrize(
+  'settings', [{'client_labels': 'own'}, {'full_labels': True}]
+)
+def test_clients_that_have_labels_are_those_that_label(settings):
+  labels = np.where(np.isin(_OWNERS, [1, 4]), _CLASSES, -1)
+  for seed in range(4):
+    p = _natural(
+      labels=labels,
+      scenario='labels_at_clients',
+      labeled_clients='2',
+      seed=seed,
+      **settings,
+    )
+    held = [name for name, a in zip(p.client_names, p.client_labeled) if len(a)]
+    assert held == ['bob', 'eva']
+
+
+@pytest.mark.parametrize(
   'kwargs, message',
   [
     ({'owners': None}, 'natural: the data set does not record owners'),
@@ -328,7 +345,18 @@ def test_clients_label_their_own_and_keep_the_unknown():
         'client_labels': 'own',
         'num_labels': 11,
       },
-      'client 1 has 10 examples to label; set it to at most 10',
+      r'client 1 \(bob\) has 10 examples to label; set it to at most 10, or'
+      ' set --labeled_clients to at most 3',
+    ),
+    (
+      {
+        'labels': np.where(_OWNERS == 0, 0, -1),
+        'scenario': 'labels_at_clients',
+        'full_labels': True,
+        'num_labels': 0,
+        'labeled_clients': '2',
+      },
+      '--labeled_clients=2: only 1 clients have an example of known class',
     ),
   ],
 )

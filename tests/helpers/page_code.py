@@ -6,14 +6,20 @@ import sys
 
 
 def run(code, repository, folder):
-  """What the code prints, run with the package of `repository` in `folder`."""
+  """What the code prints, run with the package of `repository` in `folder`.
+
+  It must not print errors, with the level of logs that users have.
+  """
+  env = {**os.environ, 'PYTHONPATH': str(repository)}
+  env.pop('TF_CPP_MIN_LOG_LEVEL', None)
   done = subprocess.run(
     [sys.executable, '-c', code],
     cwd=folder,
-    env={**os.environ, 'PYTHONPATH': str(repository)},
+    env=env,
     capture_output=True,
     text=True,
     check=False,
   )
   assert done.returncode == 0, done.stderr
+  assert not done.stderr
   return done.stdout

@@ -9,9 +9,11 @@ from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import heartbeat
+from tff_fssl.program.storage import inputs
 from tff_fssl.program.storage import output_tree
 
 TRAIN = 'client_work/train'
+_SPLITS, _PARTS = ('training', 'validation', 'test'), ('images', 'labels')
 
 
 def write(
@@ -73,6 +75,14 @@ def write(
     for r in range(1, rounds + 1):
       table.log(r, {k: v(r) if callable(v) else v for k, v in shown.items()})
   return str(folder)
+
+
+def write_inputs(path, digests=None, partition='p', made_by=None):
+  """Writes the digests of a run."""
+  usual = {f'{split} {part}': 'd' for split in _SPLITS for part in _PARTS}
+  inputs.Inputs(
+    ('a', 'b'), {**usual, **(digests or {})}, partition, made_by or {}
+  ).write(output_tree.OutputTree(path).inputs_json)
 
 
 def write_partition(path, **settings):

@@ -1,6 +1,7 @@
 """Arguments of `build_process` that do not fit together."""
 
 import functools
+import warnings
 
 import pytest
 import tensorflow_federated as tff
@@ -14,6 +15,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
+_AT_SERVER = RoundHparams().scenario
 _AT_CLIENTS = RoundHparams(scenario='labels_at_clients')
 _SPEC = clients.element_spec(tiny_task.IMAGE_SHAPE)
 _MEAN = tff.aggregators.MeanFactory()
@@ -49,6 +51,18 @@ def test_aggregators_that_do_not_fit():
   _refused(algorithm, 'SumFactory: must be weighted', aggregator=unweighted)
   groups = fedrgd.FedRgd(num_groups=2, round=_AT_CLIENTS)
   _refused(groups, 'forms 2 groups of clients', aggregator=_MEAN)
+
+
+def test_clients_given_while_the_server_trains_alone_are_told_of():
+  process = tiny_task.build('supervised', norm='none')
+  assert list(process.rounds(2)) == [0, 1, 2]
+  cohort = [[element] for element in tiny_task.cohort(_AT_SERVER)]
+  with pytest.warns(UserWarning, match='round 0: .* ignores 3 clients'):
+    state, _ = process.next(process.initialize(), cohort)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    process.next(process.initialize(), [])
+    process.next(state, cohort)
 
 
 def test_a_class_is_no_algorithm():

@@ -134,6 +134,7 @@ def test_source_of_a_process_makes_elements_with_fresh_seeds():
   )
   iterator = source.iterator()
   assert source.federated_type == process.next.type_signature.parameter[1]
+  assert not iterator.select()  # The process pre-trains first.
   seeds = set()
   for round_num in (1, 2):
     for client_id, dataset in enumerate(iterator.select()):
@@ -275,7 +276,7 @@ def test_runs_under_tffs_own_context_and_train_model(tmp_path):
       train_process=process,
       train_data_source=source,
       train_per_round_clients=3,
-      train_total_rounds=2,
+      train_total_rounds=3,
       program_state_manager=tff.program.FileProgramStateManager(str(tmp_path)),
       model_output_manager=_Released(),
       train_metrics_manager=metrics,
@@ -289,8 +290,9 @@ def test_runs_under_tffs_own_context_and_train_model(tmp_path):
   del context
   gc.collect()  # Ends the worker.
   trained = [m['model_metrics'] for m in metrics.values]
-  assert [m['num_clients'] for m in trained] == [3, 3]
-  assert [m['num_rejected_clients'] for m in trained] == [1, 1]
+  # The process pre-trains first.
+  assert [m['num_clients'] for m in trained] == [0, 3, 3]
+  assert [m['num_rejected_clients'] for m in trained] == [0, 1, 1]
   assert [(r, c) for r, c, _ in told] == [(1, 1), (2, 1)]
 
 

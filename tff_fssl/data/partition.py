@@ -145,12 +145,14 @@ class Partition:
 
   def has_same_examples(self, other: 'Partition') -> bool:
     """Tells whether all hold the same examples with the same labels."""
-    mine, theirs = (
-      [*p._held(), p.wrong_examples, p.wrong_labels] for p in (self, other)
-    )
+    mine, theirs = self.parts(), other.parts()
     return self.num_clients == other.num_clients and all(
       map(np.array_equal, mine, theirs)
     )
+
+  def parts(self) -> list[np.ndarray]:
+    """Lists the examples of each holder, then the wrong labels."""
+    return [*self._held(), self.wrong_examples, self.wrong_labels]
 
   def _held(self) -> list[np.ndarray]:
     """Lists the examples of the server, of validation and of each client."""

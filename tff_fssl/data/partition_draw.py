@@ -6,7 +6,8 @@ docs/partitions.md names the sources of the others. The steps:
 
 1.  Each class is shuffled. Its first examples are labelled, equally many in
     every class: `num_labels` in total at the server, or `num_labels` for each
-    client that holds labels. If only some clients hold labels, they are drawn,
+    client that holds labels. If only some clients hold labels, they are drawn
+    (with `own` or `natural`, from those that have enough examples to label),
     and a larger number includes the clients of a smaller one. With
     `client_label_classes`, each client gets equally many labels of so many
     classes. These are the classes that the fewest clients have so far, in
@@ -106,21 +107,23 @@ def build_partition(
   ]
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
-  holders = _labeled_clients(settings)
-  labeled, hidden = _split_labels(
-    shuffled, settings, 1 if at_server else len(holders)
-  )
+  num_holders = settings.num_labeled_clients
+  labeled, hidden = _split_labels(shuffled, settings, num_holders or 1)
+  num_holders += settings.num_clients * (at_server and settings.full_labels)
   hidden, validation = _split_validation(
     hidden, settings.num_validation, settings.seed
   )
   unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
   unlabeled = _split_unlabeled(
-    hidden, unknown, settings, len(holders), owners, natural
+    hidden, unknown, settings, num_holders, owners, natural
   )
   client_test: list[np.ndarray] = []
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
-  client_labeled = _label_clients(labels, settings, holders, labeled, unlabeled)
+  client_names = tuple(client_names[i] for i in natural)
+  client_labeled = _label_clients(
+    labels, settings, client_names, labeled, unlabeled
+  )
   partition = partition_lib.Partition(
     server_labeled=labeled[0] if at_server else _NONE,
     validation=validation,
@@ -131,7 +134,7 @@ def build_partition(
     ),
     settings=settings,
     num_examples=len(labels),
-    client_names=tuple(client_names[i] for i in natural),
+    client_names=client_names,
     client_test=client_test,
   )
   return _add_noise(partition, labels)
@@ -302,22 +305,43 @@ def _hold_out(
 
 
 def _labeled_clients(
-  settings: partition_settings.PartitionSettings,
+  settings: partition_settings.PartitionSettings, num_known: np.ndarray
 ) -> list[int]:
-  """Draws the clients that hold labels, also by `full_labels`."""
+  """Draws the clients that hold labels, also by `full_labels`.
+
+  Args:
+    settings: The number of these clients, and the seed.
+    num_known: int [clients], the numbers of examples that clients could label.
+
+  Returns:
+    The clients, ascending. Clients that label their own examples come from
+    those that have enough, while there are any.
+
+  Raises:
+    UsageError: If too few natural clients have an example to label.
+  """
   every, num = settings.num_clients, settings.num_labeled_clients
   if settings.scenario == names.LABELS_AT_SERVER:
     return list(range(every)) if settings.full_labels else []
   if num == every:
     return list(range(every))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABELED_CLIENTS)
-  return sorted(rng.permutation(every)[:num].tolist())
+  order = rng.permutation(every)
+  if settings.labels_own or settings.partition == names.NATURAL:
+    can_label = num_known >= (settings.num_labels if settings.labels_own else 1)
+    order = order[np.argsort(~can_label[order], kind='stable')]
+    if can_label.sum() < num and not settings.labels_own:
+      raise UsageError(
+        f'--labeled_clients={settings.labeled_clients}: only {can_label.sum()}'
+        ' clients have an example of known class; set it to at most that'
+      )
+  return sorted(order[:num].tolist())
 
 
 def _label_clients(
   labels: np.ndarray,
   settings: partition_settings.PartitionSettings,
-  holders: list[int],
+  client_names: Sequence[str],
   labeled: list[np.ndarray],
   unlabeled: list[np.ndarray],
 ) -> list[np.ndarray]:
@@ -325,41 +349,56 @@ def _label_clients(
 
   Those that clients take from their own ones are removed from `unlabeled`.
   """
+  known = [np.flatnonzero(labels[a] != names.UNKNOWN_LABEL) for a in unlabeled]
+  holders = _labeled_clients(settings, np.array([*map(len, known)]))
   client_labeled = [_NONE] * settings.num_clients
   if settings.scenario != names.LABELS_AT_SERVER:
     for client, held in zip(holders, labeled, strict=True):
       client_labeled[client] = held
   if settings.labels_own:
-    _label_own(labels, settings, holders, client_labeled, unlabeled)
+    _check_own(settings, holders, client_names, [*map(len, known)])
+    _label_own(labels, settings, holders, known, client_labeled, unlabeled)
   if settings.full_labels:
     _label_all(labels, holders, client_labeled, unlabeled)
   return client_labeled
+
+
+def _check_own(
+  settings: partition_settings.PartitionSettings,
+  holders: list[int],
+  client_names: Sequence[str],
+  num_known: Sequence[int],
+) -> None:
+  """Refuses clients with fewer examples than labels (`UsageError`)."""
+  num = settings.num_labels
+  fewest = min(holders, key=lambda client: num_known[client])
+  most = num_known[fewest]
+  if most >= num:
+    return
+  remedies = [f'set it to at most {most}'] if most else []
+  if num_able := sum(known >= num for known in num_known):
+    remedies.append(f'set --labeled_clients to at most {num_able}')
+  remedies.append('lower --num_clients')
+  if settings.partition == names.DIRICHLET and not settings.equal_sizes:
+    remedies.append('raise --min_client_examples')
+  name = f' ({client_names[fewest]})' if client_names else ''
+  raise UsageError(
+    f'--num_labels={num} --client_labels={names.OWN}: client {fewest}{name} has'
+    f' {most} examples to label; {", or ".join(remedies)}'
+    + settings.or_more_unlabeled
+  )
 
 
 def _label_own(
   labels: np.ndarray,
   settings: partition_settings.PartitionSettings,
   holders: list[int],
+  known: list[np.ndarray],
   labeled: list[np.ndarray],
   unlabeled: list[np.ndarray],
 ) -> None:
   """Labels examples of each client that holds labels, in place."""
   num = settings.num_labels
-  known = [np.flatnonzero(labels[a] != names.UNKNOWN_LABEL) for a in unlabeled]
-  fewest = min(holders, key=lambda client: len(known[client]))
-  most = len(known[fewest])
-  if most < num:
-    raise UsageError(
-      f'--num_labels={num} --client_labels={names.OWN}: client {fewest} has'
-      f' {most} examples to label; set it to at most {most}, or lower'
-      ' --num_clients'
-      + (
-        ', or raise --min_client_examples'
-        if settings.partition == names.DIRICHLET and not settings.equal_sizes
-        else ''
-      )
-      + settings.or_more_unlabeled
-    )
   for client in holders:
     purpose = seeds.Purpose.CLIENT_LABELS
     rng = seeds.generator(settings.seed, purpose, client)

@@ -19,6 +19,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
+import warnings
+
+import numpy as np
 
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
@@ -32,12 +35,40 @@ LearningAlgorithmState: TypeAlias = (
 ServerModel = server_model.ServerModel
 
 
+class _Next(tff.framework.ConcreteComputation):
+  """`LearningProcess.next`, which warns of clients that would be ignored."""
+
+  @classmethod
+  def of(cls, next_fn: tff.Computation) -> _Next:
+    """Makes it of the computation."""
+    return cls(
+      computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
+      context_stack=tff.framework.get_context_stack(),
+      annotated_type=next_fn.type_signature,
+    )
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    state, client_data = args if len(args) == 2 else (None, None)
+    round_num = getattr(state, 'client_work', None)
+    # In a TFF computation, neither is known.
+    is_early = isinstance(round_num, (int, np.integer)) and round_num < 1
+    if is_early and isinstance(client_data, Sequence) and len(client_data):
+      warnings.warn(
+        f'round {round_num}: the server trains alone up to round 0'
+        f' (num_pretraining_rounds), and ignores {len(client_data)} clients;'
+        ' count rounds by `for round_num in process.rounds(...)`',
+        stacklevel=2,
+      )
+    return super().__call__(*args, **kwargs)
+
+
 class FsslProcess(tff.learning.templates.LearningProcess):
   """A learning process with attributes that describe it.
 
   These attributes are not part of the process's computations.
 
   Attributes:
+    first_round: The number of the first round, below 1 with pre-training.
     find_non_finite: See `client_work.build_find_non_finite`.
     find_rejected: See `client_work.build_find_rejected`.
     local_model: See `client_work.build_local_model`. None if clients have only
@@ -56,6 +87,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
       `state.distributor['table']`.
   """
 
+  first_round: int = 1
   find_non_finite: client_work_lib.FindNonFinite
   find_rejected: client_work_lib.FindRejected
   local_model: client_work_lib.LocalModel | None = None
@@ -67,6 +99,19 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   num_phases: int = 1
   min_clients: int = 0
   outside: exchange_lib.Outside | None = None
+
+  def rounds(self, total_rounds: int) -> range:
+    """Returns the numbers of rounds, pre-training first.
+
+    Args:
+      total_rounds: The number of the last round. Clients train in rounds from 1
+        on.
+
+    Returns:
+      The numbers from `first_round` on, by which `CohortDataSource.cohort`
+      gives the clients of each round.
+    """
+    return range(self.first_round, total_rounds + 1)
 
 
 # (model before the round, message@CLIENTS, model, D*@CLIENTS) ->
@@ -154,7 +199,7 @@ def compose_fssl_process(
   )
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type, start, weights_of)
-  process = FsslProcess(init_fn, next_fn, to_model, to_state)
+  process = FsslProcess(init_fn, _Next.of(next_fn), to_model, to_state)
   process.start = start
   return process
 

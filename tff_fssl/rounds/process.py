@@ -75,8 +75,8 @@ def build_process(
   """Builds the learning process of an algorithm.
 
   Its state is TFF's `LearningAlgorithmState`, whose `client_work` is the number
-  of the next round. The first round is `1 - num_pretraining_rounds`. In a
-  round:
+  of the next round. The first round is `1 - num_pretraining_rounds`, and
+  `process.rounds(10)` counts them. In a round:
 
   1.  The server broadcasts weights and batch norm statistics.
   2.  Clients train (from round 1 on) and upload updates and weights.
@@ -414,6 +414,7 @@ class _Assembly:
     phases: Sequence[composer.LastPhase],
   ) -> None:
     """Sets the attributes that describe the process."""
+    process.first_round = self._hparams.first_round
     process.num_classes = self._networks.num_classes
     if self._exchange is not None:
       process.num_clients = self._exchange.num_clients

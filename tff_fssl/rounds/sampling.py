@@ -382,7 +382,7 @@ def build_data_source(
       that machine's own data. Without it, a runtime of several machines sends
       the data of each client.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
-      optionally first_round and trains_clients.
+      optionally trains_clients and first_round, by default the process's.
 
   Returns:
     The source. Its cohorts work in any TFF context.
@@ -406,6 +406,7 @@ def build_data_source(
     load_client,
     _Once(on_failure),
   )
+  population.setdefault('first_round', getattr(process, 'first_round', 1))
   return CohortDataSource(
     federated_type,
     maker,

@@ -63,4 +63,4 @@ def test_what_cannot_be_compared(tmp_path, capsys):
   assert 'no evaluation yet' in _compare(capsys, first, none)[2]
   same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
   code, _, err = _compare(capsys, first, same)
-  assert code == 2 and 'one sample' in err
+  assert code == 2 and 'unequal results (test/accuracy in round 2' in err

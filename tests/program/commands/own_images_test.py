@@ -72,6 +72,20 @@ def test_train_evaluate_and_continue(train, tmp_path, capsys):
   assert 'round 2/2' in ' '.join(shown.split())
 
 
+def test_other_names_of_classes_are_refused(train, tmp_path, capsys):
+  assert train()[0] == 0
+  for split in ('train', 'test'):
+    os.rename(f'photos/{split}/cat', f'photos/{split}/zebra')
+  run = 'runs/supervised_photos_labels_at_clients_seed0'
+  for folder in (run, os.path.join(run, 'model')):
+    argv = [folder, f'--cache_dir={tmp_path}/cache']
+    assert main.run(evaluate_main.evaluate_main, argv) == main.USAGE
+    (error,) = capsys.readouterr().err.splitlines()
+    assert f"class 0 is 'dog', but {folder} was trained with 'cat'" in error
+  code, _, error = train('--total_rounds=2')
+  assert code == main.USAGE and 'the names of classes' in error
+
+
 @pytest.mark.parametrize(
   'flags,words',
   [

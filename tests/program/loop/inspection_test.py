@@ -12,6 +12,7 @@ from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import experiment
 from tff_fssl.program.loop import inspection
+from tff_fssl.program.reporting import predictions
 
 _FLAGS = (
   '--dataset=digits',
@@ -96,6 +97,48 @@ def test_an_untrained_model_has_collapsed(figures):
     'predictions for test examples',
     'pseudo-labels of the last model',
   ]
+
+
+def test_strong_views_that_are_weak_ones(task, model):
+  views = task.views._replace(strong=task.views.weak)
+  planted = dataclasses.replace(task, views=views)
+  doubts = inspection.look_over('x', planted, model, None, ()).doubts
+  (found,) = [text for text in doubts if 'views' in text]
+  assert found.startswith('strong views equal weak ones: --algorithm=fl2')
+  # Labels only: there are no strong views.
+  alone = _build_task('--algorithm=supervised')
+  alone = dataclasses.replace(alone, views=views)
+  doubts = inspection.look_over('x', alone, model, None, ()).doubts
+  assert not [text for text in doubts if 'views' in text]
+
+
+@pytest.mark.parametrize('noise, is_found', [('0.1', True), ('0.5', False)])
+def test_strong_noise_that_is_weak_noise(tmp_path, noise, is_found):
+  x = np.random.default_rng(0).normal(size=(99, 5))
+  split = np.repeat(['train', 'test'], [90, 9])
+  np.savez(tmp_path / 'a.npz', x=x, y=np.arange(99) % 2, split=split)
+  flags = [f'--dataset=features:{tmp_path}/a.npz', '--model=mlp', '--norm=none']
+  flags += [f'--strong_noise={noise}', '--strong_dropout=0']
+  flags += ['--num_labels=4', '--num_clients=2', '--clients_per_round=2']
+  task = experiment.build_task(config_lib.parse_config(flags))
+  assert bool(inspection._equal_views(task)) == is_found
+
+
+def test_labels_of_another_meaning(task):
+  labels = task.data.test.y
+  right = predictions.Predictions(labels, np.eye(10)[labels])
+  rolled = right._replace(labels=(labels + 1) % 10)
+  assert not inspection._doubt(right, 'x', task.data.class_names)
+  assert 'do not mean the same' in (
+    inspection._doubt(rolled, 'x', task.data.class_names)
+  )
+
+
+def test_changed_data_are_named(task, model):
+  changed = ['test images', 'test labels']
+  doubts = inspection.look_over('x', task, model, None, (), '', changed).doubts
+  text = 'data: the test images and test labels are not those of the run'
+  assert text in doubts
 
 
 def test_test_images_among_training_ones(task, model):

@@ -7,6 +7,7 @@ from tff_fssl.data import partition_draw
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.loop import run_folder
+from tff_fssl.program.storage import inputs
 from tff_fssl.program.storage import output_tree
 
 
@@ -29,9 +30,12 @@ def test_another_partition_is_refused(tmp_path):
     settings = config.parse_config(given).partition_settings
     partition = partition_draw.build_partition(np.arange(1_000) % 10, settings)
     data = types.SimpleNamespace(class_names=tuple('abcdefghij'))
-    tasks.append(types.SimpleNamespace(partition=partition, data=data))
-  run_folder.check_partition(tasks[1], tree)  # There is none yet.
-  run_folder.record_partition(tasks[0], tree)
-  run_folder.check_partition(tasks[0], tree)
+    digests = inputs.Inputs(data.class_names, {}, str(seed), {})
+    tasks.append(
+      types.SimpleNamespace(partition=partition, data=data, inputs=digests)
+    )
+  run_folder.check_data(tasks[1], tree)  # There is none yet.
+  run_folder.record_data(tasks[0], tree)
+  run_folder.check_data(tasks[0], tree)
   with pytest.raises(UsageError, match='partition.json is not the partition'):
-    run_folder.check_partition(tasks[1], tree)
+    run_folder.check_data(tasks[1], tree)

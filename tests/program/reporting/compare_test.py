@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+import written_runs
 
 from tff_fssl import metrics
 from tff_fssl.program import catalogue
@@ -96,7 +97,7 @@ def test_means_spread_and_tests(tmp_path, capsys):
 
 def test_equal_differences_tell_no_spread(tmp_path, capsys):
   assert np.isnan(
-    compare.paired_p_value({'0': 90.3, '1': 91.3}, {'0': 80.3, '1': 81.3})
+    compare.paired_p_value(np.array([[90.3, 80.3], [91.3, 81.3]]))
   )
   paths = [
     _run(tmp_path / f'{name}{seed}', name, seed, [0.1, accuracy])
@@ -121,7 +122,50 @@ def test_seeds_that_are_not_paired_are_named(tmp_path, capsys):
   _, out, _ = _compare(capsys, *paths)
   tested = _cells(out, 'supervised')[1]
   assert tested[0] == '+15.2'
-  assert tested[-1].endswith('(-1.8 over 2 common seeds)')
+  assert tested[-1].endswith('(-1.8 over 2 pairs)')
+
+
+def test_pairs_are_of_equal_data_and_weights(tmp_path, capsys):
+  values = {'fl2': [0.99, 0.80, 0.815], 'supervised': [0.50, 0.82, 0.83]}
+  paths = {
+    (name, seed): _run(tmp_path / f'{name}{seed}', name, seed, [0.1, accuracy])
+    for name, accuracies in values.items()
+    for seed, accuracy in enumerate(accuracies)
+  }
+  for (name, seed), path in paths.items():
+    # Seed 0 of one of them has another --partition_file.
+    partition = name if seed == 0 else str(seed)
+    written_runs.write_inputs(path, partition=partition)
+  _, out, _ = _compare(capsys, *paths.values())
+  tested = _cells(out, 'supervised')[1]
+  assert tested[-1].endswith('(-1.8 over 2 pairs)')
+  text = ' '.join(out.split())
+  assert 'fl2 (3 seeds) and supervised (3 seeds), seed 0 (other part' in text
+  assert 'Runs of one seed are not paired' in text
+
+
+def test_equal_initial_weights_pair_runs_of_other_seeds(tmp_path, capsys):
+  paths = []
+  for first, name in ((0, 'fl2'), (5, 'supervised')):
+    for number in range(3):
+      seed = first + number
+      path = _run(
+        tmp_path / f'{name}{seed}', name, seed, [0.5 + number**2 / (50 + seed)]
+      )
+      with open(output_tree.OutputTree(path).flags_file, 'a') as file:
+        file.write('--init_from=weights.keras\n')
+      written_runs.write_inputs(path, partition=str(number))
+      paths.append(path)
+  _, out, _ = _compare(capsys, *paths)
+  assert _cells(out, 'supervised')[1][-1] and 'not paired' not in out
+  for path in paths:
+    tree = output_tree.OutputTree(path)
+    with open(tree.flags_file) as file:
+      text = file.read().replace('--init_from=weights.keras\n', '')
+    with open(tree.flags_file, 'w') as file:
+      file.write(text)
+  _, out, _ = _compare(capsys, *paths)
+  assert not _cells(out, 'supervised')[1][-1]
 
 
 def test_several_differences_are_corrected(tmp_path, capsys):

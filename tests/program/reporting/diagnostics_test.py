@@ -1,5 +1,7 @@
 """What looks wrong is found, and what is right is not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import written_runs
@@ -53,6 +55,15 @@ def test_collapsed_pseudo_labels(tmp_path):
   written_runs.write_partition(path)
   (found,) = _find(path)
   assert 'collapsed to few classes' in found and '12.0% on average' in found
+
+
+def test_labels_that_were_not_learned(tmp_path):
+  columns = {f'{_TRAIN}/pseudo_label_accuracy': 0.007}
+  path = written_runs.write(tmp_path / 'a', columns=columns)
+  written_runs.write_partition(path)
+  (found,) = _find(path)
+  assert 'far less often than by chance' in found and '0.7% on' in found
+  assert 'collapsed' not in found
 
 
 @pytest.mark.parametrize('accuracy', [0.14, 0.3])
@@ -156,6 +167,15 @@ def test_a_partition_of_other_flags(tmp_path):
   )
 
 
+def test_all_natural_clients_are_as_many_as_there_are(tmp_path):
+  path = written_runs.write(tmp_path / 'a', partition='natural', num_clients=0)
+  drawn = written_runs.draw()
+  natural = dataclasses.replace(drawn.settings, partition='natural')
+  written_runs.write_partition(path)
+  written_runs.overwrite_partition(path, settings=natural)
+  assert not _find(path)
+
+
 def test_examples_with_two_holders(tmp_path):
   path = written_runs.write(tmp_path / 'a')
   partition = written_runs.write_partition(path)
@@ -197,13 +217,100 @@ def test_runs_of_different_budgets(tmp_path):
   length, unfinished, budget = _find(*paths)
   assert 'b has 4 rounds' in length and 'a 12;' in length
   assert unfinished == 'it is not finished: 4 of 9 rounds'
-  assert '--client_epochs 1 / 5' in budget
+  assert 'also differ in --client_epochs (1, 5)' in budget
+
+
+@pytest.mark.parametrize(
+  'name', ['normalization', 'batch_norm_statistics', 'client_learning_rate',
+           'intra_op_threads']
+)  # fmt: skip
+def test_all_flags_in_which_groups_differ(tmp_path, name):
+  paths = [
+    written_runs.write(tmp_path / 'a', **{name: '0.5'}),
+    written_runs.write(tmp_path / 'b', 'fl2', **{name: '2'}),
+  ]
+  (found,) = _find(*paths)
+  assert f'the groups also differ in --{name} (0.5, 2): diff' in found
+
+
+def test_runs_of_other_software(tmp_path):
+  paths = [written_runs.write(tmp_path / n, n) for n in ('fixmatch', 'fl2')]
+  for path, cores in zip(paths, '28'):
+    written_runs.write_inputs(path, made_by={'cores': cores, 'numpy': '1'})
+  (found,) = _find(*paths)
+  assert found.startswith('the groups also differ in cores (2, 8): diff')
+
+
+@pytest.mark.parametrize(
+  'seed, part', [(1, 'training images'), (0, 'test labels')]
+)
+def test_runs_of_other_data(tmp_path, seed, part):
+  paths = [
+    written_runs.write(tmp_path / 'a'),
+    written_runs.write(tmp_path / 'b', 'fl2', seed),
+  ]
+  written_runs.write_inputs(paths[0])
+  written_runs.write_inputs(paths[1], digests={part: 'x'})
+  (found,) = _find(*paths)
+  assert found.startswith(
+    f'runs are of different data: {paths[1]} has other {part} than {paths[0]};'
+  )
+
+
+def test_another_seed_validates_on_other_examples(tmp_path):
+  paths = [
+    written_runs.write(tmp_path / f'{n}{seed}', n, seed)
+    for n in ('fixmatch', 'fl2')
+    for seed in (0, 1)
+  ]
+  for path in paths:
+    digests = {'validation images': path[-1]}
+    written_runs.write_inputs(path, digests=digests, partition=path[-1])
+  assert not _find(*paths)
+
+
+def test_seeds_of_protected_clients_validate_on_other_examples(tmp_path):
+  paths = [
+    written_runs.write(tmp_path / f'{s}', seed=s, aggregator='dp')
+    for s in (0, 1)
+  ]
+  for path in paths:
+    written_runs.write_inputs(path, {'validation images': path}, path)
+  members = [runs.read_run(path).public for path in paths]
+  assert not diagnostics.find(runs.group_runs(members))
+
+
+def test_another_partition_across_algorithms(tmp_path):
+  paths = [written_runs.write(tmp_path / n, n) for n in ('fixmatch', 'fl2')]
+  for path in paths:
+    written_runs.write_inputs(path, partition=path)
+  (found,) = _find(*paths)
+  assert found.startswith('runs of one seed are not paired')
+  assert found.endswith('fixmatch and fl2, seed 0 (other partition)')
 
 
 def test_a_run_that_counts_twice(tmp_path):
   paths = [written_runs.write(tmp_path / name) for name in 'ab']
   (found,) = _find(*paths)
   assert 'they are one sample' in found
+
+
+def test_equal_commands_with_unequal_results(tmp_path):
+  paths = [
+    written_runs.write(tmp_path / 'a'),
+    written_runs.write(tmp_path / 'b', evaluation={'test/accuracy': 0.75}),
+  ]
+  (found,) = _find(*paths)
+  assert 'equal flags and --seed=0, but unequal results (test/accuracy in' in (
+    found
+  )
+  assert 'other code or threads, or data, which' in found
+  for path, cores in zip(paths, '28'):
+    written_runs.write_inputs(path, made_by={'cores': cores})
+  assert ' / 8; omit one' in _find(*paths)[-1]
+  for path in paths:
+    written_runs.write_inputs(path, digests={'test images': path})
+  assert '--seed=0, but other test images; omit' in _find(*paths)[-1]
 
 
 @pytest.mark.parametrize(

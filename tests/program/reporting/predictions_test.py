@@ -69,3 +69,36 @@ def test_collapse_is_by_how_even_classes_are(drawn):
   assert "96% are 'c'" in found
   uneven = predictions.Predictions(np.full([500], 2), one_class)
   assert not predictions.collapse(uneven, 'labels', 'abcd')
+
+
+def _sure(labels, classes, num_classes=10):
+  return predictions.Predictions(labels, np.eye(num_classes)[classes])
+
+
+def test_labels_of_another_meaning():
+  labels = np.arange(360) % 10
+  classes = (labels + 1) % 10
+  classes[:3] = labels[:3]
+  names = tuple('abcdefghij')
+  text = predictions.misfit(_sure(labels, classes), 'predictions', names)
+  assert text.startswith('predictions are right in 0.8%, far less than by')
+  assert "renamed ('b' as 'a', 'c' as 'b'," in text
+  assert text.endswith('it would be 99.2%')
+
+
+@pytest.mark.parametrize(
+  'classes',
+  [
+    np.arange(360) % 10,
+    np.zeros(360, int),  # Collapsed.
+    np.random.default_rng(0).integers(0, 10, 360),
+  ],
+)
+def test_bad_predictions_may_still_mean_the_same(classes):
+  labels = np.arange(360) % 10
+  assert not predictions.misfit(_sure(labels, classes), 'x', range(10))
+
+
+def test_few_wrong_predictions_tell_nothing():
+  labels = np.arange(20) % 10
+  assert not predictions.misfit(_sure(labels, (labels + 1) % 10), 'x', [*'a'])

@@ -1,6 +1,5 @@
 """`programs/compare.py`: compares the results of several runs, as tables."""
 
-from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import io
@@ -24,7 +23,8 @@ _ABOUT = (
   ' their seeds form a group, shown by mean and sample standard deviation:'
   ' accuracy, pseudo-labels, seconds, bytes and compute (the most, for a client'
   " of mean size). The test accuracy of the first run's group is compared with"
-  " each other group by Welch's t-test and by the paired t-test, whose"
+  " each other group by Welch's t-test and by the paired t-test of"
+  ' runs with equal data, partition and initial weights (seed), whose'
   ' p-values are also corrected for the number of groups (Holm). RUN is the'
   ' --output_dir of programs/train.py. A path that is not a run, or a run'
   ' without an evaluation, is skipped with a warning.'
@@ -98,24 +98,11 @@ def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
     csv.writer(table).writerows(compare.comma_separated(results))
     with durable.storage_errors('--csv'):
       durable.write_file(settings.csv, [table.getvalue().encode()])
-  _tell_differences(compare.find_differences(run_groups))
+  for text in compare.remarks(run_groups):
+    line = f'{text[:1].upper()}{text[1:]}.'
+    console.show('\n' + '\n'.join(console.wrapped(line)))
   left_out = [title for title in results.header if title not in shown.header]
   if left_out and not words:
     console.show(
       '\n' + '\n'.join(console.wrapped(f'More columns: {"; ".join(left_out)}.'))
     )
-
-
-def _tell_differences(differences: Mapping[str, Sequence[str]]) -> None:
-  """Prints the flags in which groups of runs differ."""
-  if not differences:
-    return
-  shown = [
-    f'--{name} ({", ".join(value or "not given" for value in values)})'
-    for name, values in differences.items()
-  ]
-  text = (
-    f'The groups also differ in {"; ".join(shown)}: differences in accuracy may'
-    ' come from that.'
-  )
-  console.show('\n' + '\n'.join(console.wrapped(text)))

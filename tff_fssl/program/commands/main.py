@@ -280,8 +280,10 @@ def _is_about_us(record: logging.LogRecord) -> bool:
 def quiet(verbose: bool = False) -> None:
   """Silences start-up messages. Call it before TensorFlow is imported."""
   if verbose:
+    # What `import tff_fssl` has set. Another level is the user's.
+    if os.environ.get('TF_CPP_MIN_LOG_LEVEL') == '3':
+      del os.environ['TF_CPP_MIN_LOG_LEVEL']
     return
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   logger = logging.getLogger('tensorflow')
   logger.setLevel(logging.ERROR)
   logger.addFilter(_is_about_us)

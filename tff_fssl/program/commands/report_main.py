@@ -97,6 +97,7 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
       loaded.prediction,
       loaded.table,
       output_tree.OutputTree(path).partition_json,
+      loaded.changed,
     )
   except UsageError as error:
     main_lib.warn(f'not looked over: {error}')

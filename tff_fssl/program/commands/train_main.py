@@ -192,7 +192,7 @@ def _train(
     compute = experiment_lib.measure_compute(task)
     view.say(messages.banner(task, context, source, loaded, compute))
     # The data may have changed since the run was made.
-    run_folder.check_partition(task, tree)
+    run_folder.check_data(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
@@ -204,7 +204,7 @@ def _train(
     if loaded and loaded.frozen:
       owner = checkpoint.run_owner(config)
       checkpoint.write(tree.frozen, loaded.frozen, owner)
-    run_folder.record_partition(task, tree)
+    run_folder.record_data(task, tree)
     run_folder.record_availability(task, tree)
     if compute is not None:
       summary.write_compute(tree.compute_json, compute)

@@ -120,8 +120,9 @@ class RunHparams:
   labeled_clients: str = hparam(
     data_names.ALL_CLIENTS,
     'The clients that hold labels: all; a number of clients, such as 3; or a'
-    ' share of all, such as 0.1 (at least one). They are drawn by --seed; a'
-    ' larger number includes them.',
+    ' share of all, such as 0.1 (at least one). They are drawn by --seed, with'
+    ' --client_labels=own from those with enough examples; a larger number'
+    ' includes them.',
     when=lambda run: (
       run.scenario == data_names.LABELS_AT_CLIENTS
       and run.client_labels != data_names.SPLIT

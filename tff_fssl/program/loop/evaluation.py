@@ -25,6 +25,7 @@ from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -134,6 +135,7 @@ class LoadedRun(NamedTuple):
     table: The exchange's table.
     leaves: All leaves of the checkpoint.
     rows: The `checkpoint.RowFiles` of the run.
+    changed: Parts of the data that are not those of the run.
   """
 
   name: str
@@ -144,6 +146,7 @@ class LoadedRun(NamedTuple):
   table: Any
   leaves: Mapping[str, Any] = types.MappingProxyType({})
   rows: Any = None
+  changed: Sequence[str] = ()
 
 
 class Evaluation(NamedTuple):
@@ -161,7 +164,10 @@ def evaluate(
 ) -> Evaluation:
   """Evaluates a run or a model, or raises `NotARunError` if it is neither."""
   if os.path.lexists(output_tree.OutputTree(folder).flags_file):
-    return _evaluate_loaded(load_run(folder, settings), settings, warn)
+    loaded = load_run(folder, settings)
+    if changed := [c for c in loaded.changed if settings.examples in c]:
+      warn(f'{folder}: the {" and ".join(changed)} are not those of the run')
+    return _evaluate_loaded(loaded, settings, warn)
   if not os.path.lexists(os.path.join(folder, exported.MANIFEST)):
     raise runs.NotARunError(
       f'{folder}: is neither a run (a folder with {output_tree.FLAGS}) nor an'
@@ -205,6 +211,10 @@ def load_run(
 
   frozen = warm_start.read_frozen(tree, checkpoint.run_owner(config))
   task = experiment.build_task(config, frozen)
+  recorded = inputs_lib.read(tree.inputs_json)
+  _check_classes(folder, recorded and recorded.classes, task)
+  if recorded and config.is_private:  # A report on it may be published.
+    recorded = recorded.public
   path = checkpoint.path_of(tree.checkpoints, round_num)
   owner = task.owner
   try:
@@ -221,6 +231,7 @@ def load_run(
     warm_start.extract_table(leaves),
     leaves,
     checkpoint.RowFiles(tree.client_rows, owner),
+    recorded.differences(task.inputs) if recorded else [],
   )
 
 
@@ -279,6 +290,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   from tff_fssl.program.loop import experiment
 
   task = experiment.build_task(config)
+  _check_classes(folder, about.get('classes'), task)
   # The exported network may have layers after those of training.
   model_fn = experiment.build_exported_fn(config)
   task = dataclasses.replace(task, model_fn=model_fn)
@@ -288,6 +300,24 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   network_alone = server_model.Prediction()
   name = f'{folder}, of round {round_num}'
   return LoadedRun(name, round_num, task, model, network_alone, ())
+
+
+def _check_classes(folder: str, classes: Any, task: Any) -> None:
+  """Refuses data of other classes than a model's (`UsageError`)."""
+  here = task.data.class_names
+  # Older runs do not say them, and damaged records not as a list.
+  if not isinstance(classes, (list, tuple)) or tuple(classes) == here:
+    return
+  pairs = zip(classes, here)
+  number, (old, new) = next(
+    ((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]),
+    (0, (f'{len(classes)} classes', f'{len(here)}')),
+  )
+  raise UsageError(
+    f'--dataset={task.config.run.dataset}: class {number} is {new!r}, but'
+    f' {folder} was trained with {old!r}, and predicts classes by their'
+    ' numbers; give the classes their old names'
+  )
 
 
 def moment_flags(about: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,7 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
@@ -83,6 +84,11 @@ class Task:
     return checkpoint.model_owner(
       checkpoint.run_owner(self.config), self.network
     )
+
+  @functools.cached_property
+  def inputs(self) -> inputs_lib.Inputs:
+    """Digests the data."""
+    return inputs_lib.measure(self.data, self.partition)
 
   def examples(self, split: str) -> sources.Examples:
     """Returns the examples of 'test' or 'validation'."""
@@ -512,7 +518,6 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     num_clients=partition.num_clients,
     # A run without clients' training may state more than there are.
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),
-    first_round=config.first_round,
     trains_clients=config.trains_clients,
     load_elsewhere=load,
   )

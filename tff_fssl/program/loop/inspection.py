@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import os
 from typing import Any, TypeAlias
@@ -24,6 +24,8 @@ from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import predictions
 
 _BATCH_SIZE = 256
+# By so much, at least, strong noise is larger than weak noise.
+_STRONGER = 1.05
 # Pseudo-labels are looked at for so many unlabelled examples.
 _MAX_PSEUDO_LABELS = 2_000
 _NUM_SHOWN = 6
@@ -43,6 +45,7 @@ def look_over(
   prediction: server_model.Prediction | None,
   table: Any,
   recorded: str = '',
+  changed: Sequence[str] = (),
 ) -> predictions.ModelFigures:
   """Inspects a model and its training data.
 
@@ -56,12 +59,15 @@ def look_over(
     prediction: The way of predicting. None: by its network alone.
     table: The table of the exchange, if the prediction needs it.
     recorded: The run's file of its partition, which may be missing.
+    changed: Parts of the data that are not those of the run.
 
   Returns:
     The figures.
   """
   prediction = prediction or server_model.Prediction()
   doubts = [*_doubts_of_data(task), *_doubts_of_partition(task, recorded)]
+  if changed:
+    doubts.append(f'data: the {" and ".join(changed)} are not those of the run')
   figures = predictions.ModelFigures(name, task.data.class_names, doubts=doubts)
   if prediction.member is not None:
     return figures._replace(
@@ -77,9 +83,8 @@ def look_over(
     return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
   class_names = task.data.class_names
-  doubts.append(
-    predictions.collapse(test, 'predictions for test examples', class_names)
-  )
+  doubts.append(_doubt(test, 'predictions for test examples', class_names))
+  doubts.append(_equal_views(task))
   if task.config.is_private:
     figures = figures._replace(
       about_clients='with --aggregator=dp or secure, nothing of single clients'
@@ -90,11 +95,51 @@ def look_over(
     figures = _add_pseudo_labels(figures, task, predict)
     if figures.pseudo is not None:
       doubts.append(
-        predictions.collapse(
-          figures.pseudo, 'pseudo-labels of the last model', class_names
-        )
+        _doubt(figures.pseudo, 'pseudo-labels of the last model', class_names)
       )
   return figures._replace(doubts=[doubt for doubt in doubts if doubt])
+
+
+def _doubt(
+  found: predictions.Predictions, what: str, class_names: Sequence[str]
+) -> str:
+  return predictions.misfit(found, what, class_names) or predictions.collapse(
+    found, what, class_names
+  )
+
+
+def _equal_views(task: experiment.Task) -> str:
+  """Says if a method uses strong views that are none, else returns ''."""
+  config = task.config
+  streams = config.entry.configure(config.algorithm, config.round).streams()
+  kinds = {kind for s in streams.values() for kind in s.views.values()}
+  train = run_data.measured_examples(config, task.data, task.partition)
+  if 'strong' not in kinds or not len(train):
+    return ''
+  x = tf.constant(train.x[:_BATCH_SIZE])
+  # Of equal draws, so that equal functions give equal views.
+  pair = tf.constant(seeds.seed_pair(config.run.seed, seeds.Purpose.REPORT, -4))
+  plain, weak, strong = (
+    view.numpy()
+    for view in (
+      task.views.plain(x),
+      task.views.weak(x, pair),
+      task.views.strong(x, pair),
+    )
+  )
+  if np.array_equal(weak, strong):
+    what = 'equal weak ones'
+  # Noise is drawn for each, but has a size.
+  elif train.kind == data_names.VECTORS and np.std(
+    strong - plain
+  ) <= _STRONGER * np.std(weak - plain):
+    what = 'are no farther from the examples than weak ones'
+  else:
+    return ''
+  return (
+    f'strong views {what}: --algorithm={config.run.algorithm} learns little'
+    ' from predictions that agree anyway'
+  )
 
 
 class Predictor:

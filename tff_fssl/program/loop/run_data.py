@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-import hashlib
 import os
 import socket
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,12 +27,10 @@ from tff_fssl.data.sources import vectors
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.storage import inputs as inputs_lib
 
 if TYPE_CHECKING:
   from tff_fssl.rounds import sampling
-
-# How many examples at the start and the end of a data set are compared.
-_NUM_COMPARED = 64
 
 
 def load_partition(
@@ -179,25 +176,9 @@ class Held:
   partition: partition_lib.Partition
 
   @functools.cached_property
-  def digest(self) -> str:
-    """Computes a digest of the partition, of labels and of a few examples."""
-    result = hashlib.sha256()
-    train, partition = self.data.train, self.partition
-    for part in (
-      train.y,
-      train.x[:_NUM_COMPARED],
-      train.x[-_NUM_COMPARED:],
-      np.array(train.x.shape),
-      partition.server_labeled,
-      *partition.client_labeled,
-      *partition.client_unlabeled,
-      *partition.client_test,
-    ):
-      # Dtype and shape, too: equal bytes can be different data.
-      array = np.ascontiguousarray(part)
-      result.update(f'{array.dtype} {array.shape}'.encode())
-      result.update(array.tobytes())
-    return result.hexdigest()
+  def inputs(self) -> inputs_lib.Inputs:
+    """Digests the data and the partition."""
+    return inputs_lib.measure(self.data, self.partition)
 
 
 # Makes a function that loads clients.
@@ -243,7 +224,7 @@ class Loader:
     return _RemoteLoader, (
       tuple(arguments),
       os.getcwd(),
-      self._held.digest,
+      self._held.inputs,
       self._load_fn,
     )
 
@@ -255,13 +236,13 @@ class _RemoteLoader:
   Attributes:
     arguments: The run's flags.
     folder: The folder that relative paths begin at, where it exists.
-    digest: What `Held.digest` must be.
+    inputs: What `Held.inputs` must be, but for the software.
     load_fn: See `Loader`.
   """
 
   arguments: tuple[str, ...]
   folder: str
-  digest: str
+  inputs: inputs_lib.Inputs
   load_fn: LoadFn
 
   def __call__(self) -> sampling.LoadClient:
@@ -273,7 +254,8 @@ class _RemoteLoader:
     data = sources.load_found(config.info, config.run.data_dir or None)
     held = Held(config, data, load_partition(config, data))
     # Another order of files would train other clients without a word.
-    if held.digest != self.digest:
+    is_same = held.inputs.partition == self.inputs.partition
+    if not is_same or held.inputs.differences(self.inputs):
       raise UsageError(
         f'{socket.gethostname()}: its data set, or the division of it, is not'
         ' that of the program; copy the same files to each machine'

@@ -16,14 +16,26 @@ from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import participation
 
 
-def check_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Raises `UsageError` if the run was made with another partition."""
+def check_data(task: Any, tree: output_tree.OutputTree) -> None:
+  """Raises `UsageError` if the run was made with other data."""
+  recorded = inputs_lib.read(tree.inputs_json)
+  if recorded and (differing := recorded.differences(task.inputs)):
+    raise UsageError(
+      f'{tree.path}: the {" and the ".join(differing)} are not those that the'
+      ' run was made with, so it cannot be continued; give the same data'
+      ' (--data_dir), or choose another --output_dir'
+    )
+  _check_partition(task, tree)
+
+
+def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
   if not os.path.lexists(tree.partition_json):
     return
   text = files.read_text(tree.partition_json)
@@ -40,8 +52,10 @@ def check_partition(task: Any, tree: output_tree.OutputTree) -> None:
     )
 
 
-def record_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Writes the partition, unless an earlier start has written it."""
+def record_data(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes digests and partition, unless an earlier start has written them."""
+  if not os.path.lexists(tree.inputs_json):
+    task.inputs.write(tree.inputs_json)
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):

@@ -1,6 +1,6 @@
 """Tables that compare runs over seeds, with Welch's tests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import math
 import textwrap
 from typing import NamedTuple
@@ -9,10 +9,13 @@ import warnings
 import numpy as np
 
 from tff_fssl import metrics
+from tff_fssl.data import inspection
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import summary
 
 # The figure that tables and tests compare.
@@ -51,6 +54,13 @@ _USUAL = (
   'GFLOP a client',
 )
 _MOST_COLUMNS = 8
+# Flags that may change in a run, but on which results depend within rounding.
+_ROUNDING = {
+  'runtime',
+  'client_devices',
+  'clients_per_group',
+  'intra_op_threads',
+}
 
 
 class Table(NamedTuple):
@@ -111,19 +121,58 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
   for group in groups:
     seen: dict[str, runs_lib.Run] = {}
     for run in group.runs:
-      seed = run.flags.get('seed', '')
-      first = seen.setdefault(seed, run)
-      if first is run:
-        continue
-      partitions = {r.flags.get('partition_file', '') for r in (first, run)}
-      problem = (
-        'differ only in --partition_file, by which runs are not grouped; omit'
-        f' one of them, or train one with another seed than --seed={seed}'
-        if len(partitions) > 1
-        else f'do not differ, not even in --seed={seed}: they are one sample;'
-        ' omit one of them'
-      )
-      raise UsageError(f'{first.path} and {run.path} {problem}')
+      first = seen.setdefault(run.seed, run)
+      if first is not run:
+        problem = _repetition(first, run)
+        raise UsageError(f'{first.path} and {run.path} {problem}')
+
+
+def _repetition(first: runs_lib.Run, second: runs_lib.Run) -> str:
+  """Says how two runs of equal flags and seed differ."""
+  seed, hindrances = first.seed, _hindrances(first, second)
+  files = {run.flags.get('partition_file', '') for run in (first, second)}
+  if hindrances == ['partition'] or (len(files) > 1 and not _known(first)):
+    return (
+      'differ only in --partition_file, by which runs are not grouped; omit'
+      f' one of them, or train one with another seed than --seed={seed}'
+    )
+  equal = f'have equal flags and --seed={seed}, but'
+  if hindrances:
+    return f'{equal} other {" and ".join(hindrances)}; omit one of them'
+  if unequal := _unequal_results(first, second):
+    usual = runs_lib.usual_flags()
+    threads = {
+      f'--{name}': [run.flags.get(name, usual[name]) for run in (first, second)]
+      for name in sorted(_ROUNDING)
+    }
+    software = [
+      f'{name} {" / ".join(values)}'
+      for name, values in {**threads, **_made_by([first, second])}.items()
+      if len({*values}) > 1
+    ]
+    reason = ', '.join(software) or 'other code or threads'
+    if not first.inputs or not second.inputs:
+      reason += ', or data, which older runs do not record'
+    return f'{equal} unequal results ({unequal}): {reason}; omit one of them'
+  return (
+    f'do not differ, not even in --seed={seed}: they are one sample; omit one'
+    ' of them'
+  )
+
+
+def _unequal_results(first: runs_lib.Run, second: runs_lib.Run) -> str:
+  """Names the first value of the tables that differs, or returns ''."""
+  for mine, theirs in zip(first.rows[:2], second.rows[:2]):
+    of_round = {row[csv_table.KEY]: row for row in theirs}
+    for row in mine:
+      other = of_round.get(row[csv_table.KEY], {})
+      for column, value in row.items():
+        if other.get(column, value) != value:
+          return (
+            f'{column} in round {row[csv_table.KEY]}: {value} and'
+            f' {other[column]}'
+          )
+  return ''
 
 
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
@@ -302,6 +351,121 @@ def comma_separated(results: Table) -> list[list[str]]:
   return rows
 
 
+def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
+  """Says what else, besides the algorithm, runs differ in: a sentence each."""
+  found, members = [], [run for group in groups for run in group.runs]
+  differing = [
+    f'{name} ({", ".join(value or "not given" for value in values)})'
+    for name, values in {
+      **find_differences(groups),
+      **_made_by(members),
+    }.items()
+  ]
+  if differing:
+    found.append(
+      f'the groups also differ in {"; ".join(differing)}: differences in'
+      ' accuracy may come from that'
+    )
+  known = [run for run in members if run.inputs]
+  other_data = [
+    f'{run.path} has other {" and ".join(names)} than {known[0].path}'
+    for run in known[1:]
+    if (names := _other_data(known[0], run))
+  ]
+  if other_data:
+    found.append(
+      f'runs are of different data: {inspection.shown(other_data)}; differences'
+      ' in accuracy may come from that'
+    )
+  unpaired = [
+    f'{groups[0].label} and {group.label}, {reason}'
+    for group in groups[1:]
+    for reason in _reasons(groups[0], group)
+  ]
+  if unpaired:
+    found.append(
+      'runs of one seed are not paired, since they differ in more than the'
+      f' method: {"; ".join(unpaired)}'
+    )
+  return found
+
+
+def _known(run: runs_lib.Run) -> bool:
+  """Tells whether a run has recorded its partition."""
+  return bool(run.inputs and run.inputs.partition)
+
+
+def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
+  """Names what differs in two runs' data, if they recorded them."""
+  if not one.inputs or not other.inputs:
+    return []
+  names = one.inputs.differences(other.inputs)
+  # With protected clients, the partition is not known. The seed draws it.
+  if not _known(one) and one.seed != other.seed:
+    names = [n for n in names if not n.startswith(inputs_lib.VALIDATION)]
+  return names
+
+
+def _hindrances(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
+  """Names what keeps two runs from being a pair."""
+  found = _other_data(one, other)
+  if one.inputs and other.inputs and _known(one) and _known(other):
+    if one.inputs.partition != other.inputs.partition:
+      found.append('partition')
+  elif one.seed != other.seed:
+    found.append('seed')
+  starts = {
+    run.flags.get('init_from') or f'--seed={run.seed}' for run in (one, other)
+  }
+  return [*found, *['initial weights'] * (len(starts) > 1)]
+
+
+def _pairs(
+  ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
+) -> list[tuple[runs_lib.Run, runs_lib.Run]]:
+  """Pairs runs with equal data, partition and initial weights."""
+  pairs, left = [], list(theirs.runs)
+  for run in ours.runs:
+    fitting = [other for other in left if not _hindrances(run, other)]
+    if fitting:
+      # Several are possible only with --init_from.
+      other = min(fitting, key=lambda o: o.seed != run.seed)
+      left.remove(other)
+      pairs.append((run, other))
+  return pairs
+
+
+def _reasons(
+  ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
+) -> Iterator[str]:
+  """Says what hinders pairs of runs of the same seed."""
+  paired = {id(run) for pair in _pairs(ours, theirs) for run in pair}
+  seeds: dict[str, list[str]] = {}
+  for run in ours.runs:
+    for other in theirs.runs:
+      if run.seed != other.seed or {id(run), id(other)} & paired:
+        continue
+      # Other data are a remark of their own.
+      told = _other_data(run, other)
+      left = [n for n in _hindrances(run, other) if n not in told]
+      if left:
+        seeds.setdefault(' and '.join(left), []).append(run.seed)
+  for names, of_seeds in seeds.items():
+    s = 's' * (len(of_seeds) > 1)
+    yield f'seed{s} {inspection.shown(of_seeds)} (other {names})'
+
+
+def _made_by(members: Sequence[runs_lib.Run]) -> dict[str, list[str]]:
+  """Finds the software, and numbers of cores, in which runs differ."""
+  known = [run.inputs.made_by for run in members if run.inputs]
+  names = dict.fromkeys(name for made_by in known for name in made_by)
+  found = {
+    name: list(dict.fromkeys(m[name] for m in known if name in m))
+    for name in names
+  }
+  return {name: values for name, values in found.items() if len(values) > 1}
+
+
 def find_differences(
   groups: Sequence[runs_lib.RunGroup],
 ) -> dict[str, list[str]]:
@@ -311,7 +475,7 @@ def find_differences(
     groups: Groups of runs that differ only in their seeds.
 
   Returns:
-    Flag -> its values, in the order of the groups. Flags that one of the
+    --flag -> its values, in the order of the groups. Flags that one of the
     algorithms does not have are not compared.
   """
   values = [
@@ -323,12 +487,12 @@ def find_differences(
   ]
   ignored = {*config_lib.changeable_flags(), 'seed', 'algorithm'}
   result = {}
-  for name in sorted(set.intersection(*map(set, values)) - ignored):
+  for name in sorted(set.intersection(*map(set, values)) - ignored | _ROUNDING):
     found = list(dict.fromkeys(of_group[name] for of_group in values))
     # The flags of an algorithm do not count with another one.
     owners = [g for g in groups if name.startswith(f'{g.algorithm}.')]
     if len(found) > 1 and ('.' not in name or len(owners) == len(groups)):
-      result[name] = found
+      result[f'--{name}'] = found
   return result
 
 
@@ -401,29 +565,26 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
 def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   """Computes p-values of differences from the first group."""
 
-  def accuracies(group):
-    return {
-      run.flags.get('seed', ''): 100 * at(run, TEST_ACCURACY, last_round)
-      for run in group.runs
-    }
+  def accuracy(run):
+    return 100 * at(run, TEST_ACCURACY, last_round)
 
   rows = []
   paired_p_values = []
-  ours = accuracies(groups[0])
+  ours = [accuracy(run) for run in groups[0].runs]
   for group in groups[1:]:
-    theirs = accuracies(group)
-    welch = _welch_p_value(list(ours.values()), list(theirs.values()))
-    paired = paired_p_value(ours, theirs)
+    theirs = [accuracy(run) for run in group.runs]
+    welch = _welch_p_value(ours, theirs)
+    pairs = np.array(
+      [[*map(accuracy, both)] for both in _pairs(groups[0], group)]
+    ).reshape(-1, 2)
+    paired = paired_p_value(pairs)
     paired_p_values.append(paired)
-    difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
-    rows.append(
-      [
-        group.label,
-        f'{difference:+.1f}',
-        p_value(welch),
-        _paired_text(paired, ours, theirs),
-      ]
-    )
+    text = p_value(paired)
+    if text and not len(pairs) == len(ours) == len(theirs):
+      difference = np.mean(pairs[:, 0] - pairs[:, 1])
+      text += f' ({difference:+.1f} over {len(pairs)} pairs)'
+    difference = np.mean(ours) - np.mean(theirs)
+    rows.append([group.label, f'{difference:+.1f}', p_value(welch), text])
   # For one difference, nothing is corrected.
   if len(rows) > 1:
     for row, corrected in zip(rows, holm(paired_p_values)):
@@ -433,7 +594,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
       f'{groups[0].label} against, by test accuracy in the last round',
       'points',
       "Welch's p",
-      'p, paired by seed',
+      'p, paired',
       *(['that by Holm'] if len(rows) > 1 else []),
     ],
     rows,
@@ -455,49 +616,25 @@ def _welch_p_value(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
 
 
-def _paired_text(
-  p: float, ours: Mapping[str, float], theirs: Mapping[str, float]
-) -> str:
-  """Writes a paired p-value, with what it is of if some seeds are unpaired."""
-  text, pairs = p_value(p), pair(ours, theirs)
-  if not text or len(pairs) == len(ours) == len(theirs):
-    return text
-  difference = np.mean(pairs[:, 0] - pairs[:, 1])
-  return f'{text} ({difference:+.1f} over {len(pairs)} common seeds)'
-
-
 def pair(ours: Mapping[str, float], theirs: Mapping[str, float]) -> np.ndarray:
-  """Pairs the values of two groups of runs by their seeds.
-
-  Args:
-    ours: Seed -> value. The same seed draws the same partition.
-    theirs: The same of the other group.
-
-  Returns:
-    float64 [common seeds, 2].
-  """
+  """Pairs values by their keys, float64 [common keys, 2]."""
   common = sorted(ours.keys() & theirs.keys())
-  return np.array([(ours[seed], theirs[seed]) for seed in common]).reshape(
-    -1, 2
-  )
+  return np.array([(ours[key], theirs[key]) for key in common]).reshape(-1, 2)
 
 
-def paired_p_value(
-  ours: Mapping[str, float], theirs: Mapping[str, float]
-) -> float:
+def paired_p_value(pairs: np.ndarray) -> float:
   """Tests the difference of two groups of runs by a paired t-test.
 
   Args:
-    ours: Seed -> value.
-    theirs: The same of the other group.
+    pairs: float64 [N, 2], the values of runs with equal data, partition and
+      initial weights.
 
   Returns:
-    The p-value, NaN for fewer than two common seeds or equal differences.
+    The p-value, NaN for fewer than two pairs or equal differences.
   """
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
 
-  pairs = pair(ours, theirs)
   # Equal differences, as of small test sets, do not tell their spread.
   if len(pairs) < 2 or np.ptp(pairs[:, 0] - pairs[:, 1]) < _NO_SPREAD:
     return math.nan

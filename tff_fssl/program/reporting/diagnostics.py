@@ -16,6 +16,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import partitions
+from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
@@ -48,37 +49,6 @@ _TROUBLES = {
   'participation/too_few_clients': 'rounds changed nothing: fewer clients than'
   ' --min_clients were usable',
   'bad_round': 'rounds had no usable update',
-}
-# Flags that make results of runs comparable: equal budgets, data and labels.
-_BUDGET = (
-  'init_from',
-  'num_pretraining_rounds',
-  'server_epochs',
-  'clients_per_round',
-  'client_epochs',
-  'client_steps',
-  'client_batch_size',
-  'client_labeled_batch_size',
-  'model',
-  'dataset',
-  'split_preset',
-  'scenario',
-  'num_labels',
-  'full_labels',
-  'label_noise',
-  'num_validation',
-  'num_unlabeled',
-  'client_label_classes',
-  'client_test_fraction',
-  'num_clients',
-  'partition',
-  'alpha',
-)
-# Flags that older runs and other scenarios lack -> their values there.
-_NOT_GIVEN = {
-  'client_steps': '0',
-  'num_unlabeled': '0',
-  'client_label_classes': '0',
 }
 # Settings of a partition that are flags of the same name.
 _SETTINGS = (
@@ -190,7 +160,17 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   unlabeled = sum(map(len, partition.client_unlabeled))
   number = int(kept.mean() * seen * unlabeled)
   luck = _probability(share, number, chance)
-  if luck > _LUCK:
+  counts = partition.class_counts.sum(0)
+  if predictions.is_below_chance(share, number, counts):
+    yield _Sign(
+      'misfit',
+      'kept pseudo-labels are right far less often than by chance in'
+      f' {rounds_text(accuracy_rounds[late])}'
+      f' ({_TRAIN}/pseudo_label_accuracy is {100 * share:.1f}% on average, of'
+      f' about {number:,}): the labels that the model learned do not mean what'
+      " the clients' mean; are they of other classes, or shifted?",
+    )
+  elif luck > _LUCK:
     yield _Sign(
       'chance',
       'kept pseudo-labels are not significantly better than chance in'
@@ -365,6 +345,8 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
     texts = {name: hparams.format_value(settings[name]) for name in _SETTINGS}
+    if _number(run.flags.get('num_clients', '')) == 0:
+      del texts['num_clients']  # All owners that the data have.
     wrong = [
       f'{name} {text} instead of {run.flags[name]}'
       for name, text in texts.items()
@@ -428,19 +410,8 @@ def _different_budgets(
         run.path,
         f'it is not finished: {last[run.path]} of {total:.0f} rounds',
       )
-  differing = []
-  for flag in _BUDGET:
-    default = _NOT_GIVEN.get(flag, '')
-    values = sorted({run.flags.get(flag, default) for run in members})
-    if len(values) > 1:
-      shown = ' / '.join(value or '(not given)' for value in values[:4])
-      differing.append(f'--{flag} {shown}')
-  if differing:
-    yield Finding(
-      all_runs,
-      'runs are of different budgets, data or labels:'
-      f' {", ".join(differing)}; differences in accuracy may come from that',
-    )
+  for text in compare.remarks(groups):
+    yield Finding(all_runs, text)
   for group in groups:
     try:
       compare.check_seeds([group])

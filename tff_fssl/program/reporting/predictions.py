@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_fssl.data import inspection
+
 # Confidences are compared with accuracies in so many bins.
 NUM_BINS = 10
 
@@ -170,6 +172,69 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
 
   counts = np.bincount(classes, minlength=num_classes)
   return float(np.exp(stats.entropy(counts)))
+
+
+def misfit(
+  predictions: Predictions, what: str, class_names: Sequence[str]
+) -> str:
+  """Says if labels cannot be what the model learned, or '' if they can.
+
+  That is if it is right far less often than any constant class would be.
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import optimize
+
+  num_classes = predictions.probs.shape[1]
+  counts = confusion(predictions)
+  if not is_below_chance(
+    predictions.accuracy, len(predictions.labels), counts.sum(1)
+  ):
+    return ''
+  # The renaming of predicted classes that makes most of them right.
+  true, predicted = optimize.linear_sum_assignment(counts, maximize=True)
+  renamed = counts[true, predicted].sum() / counts.sum()
+  text = (
+    f'{what} are right in {100 * predictions.accuracy:.1f}%, far less than by'
+    f' chance ({100 / num_classes:.1f}%): labels of training and these examples'
+    ' do not mean the same'
+  )
+  if renamed > 0.5:
+    moved = [
+      f'{class_names[b]!r} as {class_names[a]!r}'
+      for a, b in zip(true, predicted)
+      if a != b
+    ]
+    text += (
+      f'; with classes renamed ({inspection.shown(moved)}) it would be'
+      f' {100 * renamed:.1f}%'
+    )
+  return text
+
+
+def is_below_chance(share: float, number: int, counts: np.ndarray) -> bool:
+  """Tells whether guesses are significantly worse than any constant one.
+
+  Args:
+    share: The share of correct guesses, in [0, 1].
+    number: The number of guesses.
+    counts: int [C], the examples of each class.
+
+  Returns:
+    Whether it is less than half of what the rarest class, or an even draw,
+    would give, and a binomial test tells that from luck (p < 0.001).
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  if not number or not counts.any():
+    return False
+  least = min(1 / len(counts), counts[counts > 0].min() / counts.sum())
+  correct = round(share * number)
+  return bool(
+    share < least / 2
+    and stats.binomtest(correct, number, least, alternative='less').pvalue
+    < 0.001
+  )
 
 
 def collapse(

@@ -17,6 +17,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import inputs as inputs_lib
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 
@@ -32,12 +33,19 @@ class Run:
     flags: Flags of the run, as text.
     rows: Rows of train.csv, eval.csv and timing.csv.
     compute: The compute of a round, or None if not recorded.
+    inputs: Digests of its data, or None if not recorded.
   """
 
   path: str
   flags: dict[str, str]
   rows: tuple[list[dict[str, str]], ...]
   compute: summary.Compute | None = None
+  inputs: inputs_lib.Inputs | None = None
+
+  @property
+  def seed(self) -> str:
+    """Returns its seed, as text."""
+    return self.flags.get('seed', '')
 
   @property
   def is_private(self) -> bool:
@@ -46,8 +54,11 @@ class Run:
 
   @property
   def public(self) -> 'Run':
-    """Drops all that depends on how many examples clients hold."""
-    return dataclasses.replace(self, rows=self.rows[:2], compute=None)
+    """Drops all that depends on which examples clients hold."""
+    inputs = self.inputs and self.inputs.public
+    return dataclasses.replace(
+      self, rows=self.rows[:2], compute=None, inputs=inputs
+    )
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns (rounds int [N], values float64 [N]) where they are known."""
@@ -237,6 +248,7 @@ def read_tree(tree: output_tree.OutputTree) -> Run:
     flags.read_flagfile(tree.flags_file),
     tuple(csv_table.read(p)[1] for p in paths),
     summary.read_compute(tree.compute_json),
+    inputs_lib.read(tree.inputs_json),
   )
 
 

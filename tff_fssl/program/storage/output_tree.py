@@ -8,6 +8,7 @@ A run:
 flags.txt           the flagfile that repeats the run
 private.txt         files not to publish, if the aggregator protects clients
 partition.json/png  the partition of the examples
+inputs.json         digests of the data, versions of the software
 availability.csv    which clients can be drawn when, if not all always
 compute.json        the compute of clients and server in a round
 heartbeat.json      the state of the run
@@ -72,6 +73,7 @@ _EARLY = {
 # other files of a run that protects its clients may be published.
 PRIVATE_FILES = {
   'partition.json': 'which examples each client holds',
+  'inputs.json': 'digests, which confirm a guess of what clients hold',
   'partition.png': 'how many of each class each client holds',
   'availability.csv': 'when each client can take part',
   'compute.json': 'how many examples clients hold on average',
@@ -268,6 +270,7 @@ class OutputTree(LockedFolder):
   private_txt = PathInside('private.txt')
   partition_json = PathInside('partition.json')
   partition_png = PathInside('partition.png')
+  inputs_json = PathInside('inputs.json')
   availability_csv = PathInside('availability.csv')
   compute_json = PathInside('compute.json')
   heartbeat_json = PathInside('heartbeat.json')
