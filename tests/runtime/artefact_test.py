@@ -56,9 +56,46 @@ def test_replies_of_other_forms_are_refused(program, reply, text):
   server = program.start({'factor': 2.0})
   program.stage(0, server)
   totals = program.begin(0, server)
-  with pytest.raises(artefact.ReplyError) as error:
+  with pytest.raises(artefact.MessageError) as error:
     program.add(0, server, totals, reply)
   assert text in str(error.value)
+  with pytest.raises(artefact.MessageError) as error:
+    program.work(0, reply, [np.float32([1])])
+  assert text in str(error.value)
+
+
+@tff.tensorflow.computation(_SEQUENCE.member, np.bool_)
+def _both(data, sent):
+  return tf.logical_and(data.reduce(True, lambda a, b: a), sent)
+
+
+@tff.tensorflow.computation(np.bool_)
+def _as_number(value):
+  return tf.cast(value, tf.int32)
+
+
+@tff.federated_computation(tff.FederatedType(np.bool_, tff.SERVER), _SEQUENCE)
+def _count(sent, data):
+  pairs = tff.federated_zip((data, tff.federated_broadcast(sent)))
+  kept = tff.federated_map(_both, pairs)
+  return tff.federated_sum(tff.federated_map(_as_number, kept))
+
+
+@pytest.mark.parametrize('byte', [2, 255])
+def test_booleans_are_0_or_1(tmp_path, byte):
+  program = export.export(_count, str(tmp_path / 'count'))
+  wrong = np.frombuffer(bytes([byte]), np.bool_).reshape([])
+  server = program.start({'sent': True})
+  program.stage(0, server)
+  totals = program.begin(0, server)
+  with pytest.raises(artefact.MessageError, match='neither 0 nor 1'):
+    program.add(0, server, totals, [wrong])
+  with pytest.raises(artefact.MessageError, match='neither 0 nor 1'):
+    program.work(0, [wrong], [np.float32([1])])
+  right = program.add(0, server, totals, [np.bool_(True)])
+  program.end(0, server, right)
+  program.stage(1, server)
+  assert program.finish(server) == {'': 1}
 
 
 def test_a_changed_folder_is_refused(tmp_path, program):

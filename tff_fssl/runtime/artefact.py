@@ -36,6 +36,9 @@ INITIAL = 'server/initial.npz'
 # some ways to send an app take no others.
 PACKED = 'packed.py'
 
+# The type of the graph of a data set.
+_TEXT = 'string'
+
 # Slot -> value.
 Values = dict[int, Any]
 
@@ -44,8 +47,16 @@ class ArtefactError(Exception):
   """A folder that is not an exported computation, or was changed."""
 
 
-class ReplyError(Exception):
-  """A client's reply that cannot be one."""
+class MessageError(Exception):
+  """Values that cannot be those of a message: a phase's, or a reply's."""
+
+
+def has_valid_bits(array: np.ndarray) -> bool:
+  """Says whether all booleans are 0 or 1: NumPy reads other bytes, too.
+
+  Operations would count such a true as up to 255.
+  """
+  return array.dtype != np.bool_ or bool((array.view(np.uint8) <= 1).all())
 
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
@@ -168,7 +179,13 @@ class Program:
 
   def start(self, arguments: Mapping[str, Any]) -> Values:
     """Returns the server's values before the first stage."""
-    return {slot: arguments[n] for n, slot in self.description['parameter']}
+    slots = self.description['slots']
+    return {
+      slot: arguments[name]
+      if slots[slot]['dtype'] == _TEXT
+      else np.asarray(arguments[name], slots[slot]['dtype'])
+      for name, slot in self.description['parameter']
+    }
 
   def stage(self, index: int, server: Values) -> None:
     """Runs the server before phase `index`, or after the last phase."""
@@ -195,8 +212,13 @@ class Program:
 
     Returns:
       (the values for the server, those that later phases need here).
+
+    Raises:
+      MessageError: If what was sent has other shapes, types or bits.
     """
     described = self._phase(phase)
+    if problem := self._problem(described['sent'], sent):
+      raise MessageError(problem)
     values = dict(zip(described['sent'], sent, strict=True)) | (kept or {})
     values |= self._call(described['work'], values, data)
     later = {slot: values[slot] for slot in described['kept']}
@@ -224,12 +246,11 @@ class Program:
       The new totals.
 
     Raises:
-      ReplyError: If the reply's arrays are of other shapes or types.
+      MessageError: If the reply's arrays have other shapes, types or bits.
     """
     described = self._phase(phase)
-    problem = self.problem(phase, reply)
-    if problem:
-      raise ReplyError(problem)
+    if problem := self.problem(phase, reply):
+      raise MessageError(problem)
     replied = dict(zip(described['replied'], reply, strict=True))
     values = {**server, **totals, **replied}
     values |= self._call(described['admit'], values)
@@ -251,16 +272,19 @@ class Program:
 
   def problem(self, phase: int, reply: Sequence[Any]) -> str:
     """Says why values cannot be a reply, or ''. Numbers are not looked at."""
-    specs = self.specs(phase)
-    if len(reply) != len(specs):
-      return f'expected {len(specs)} values, found {len(reply)}'
-    for position, (spec, value) in enumerate(zip(specs, reply)):
-      array = np.asarray(value)
-      shape, dtype = spec['shape'], np.dtype(spec['dtype'])
-      if array.dtype.kind in 'OSU' or dtype.kind in 'OSU':
-        fits = isinstance(value, bytes) and dtype.kind in 'OSU'
+    return self._problem(self._phase(phase)['replied'], reply)
+
+  def _problem(self, slots: Sequence[int], values: Sequence[Any]) -> str:
+    """Says why values cannot be those of slots, or ''."""
+    if len(values) != len(slots):
+      return f'expected {len(slots)} values, found {len(values)}'
+    for position, (slot, value) in enumerate(zip(slots, values)):
+      spec = self.description['slots'][slot]
+      array, shape = np.asarray(value), spec['shape']
+      if spec['dtype'] == _TEXT:
+        fits = isinstance(value, bytes)
       else:
-        fits = array.dtype == dtype
+        fits = array.dtype == np.dtype(spec['dtype'])
       if shape is not None:
         fits &= len(shape) == array.ndim and all(
           size in (None, found) for size, found in zip(shape, array.shape)
@@ -270,6 +294,8 @@ class Program:
           f'value {position}: expected {spec["dtype"]} {shape}, found'
           f' {array.dtype} {list(array.shape)}'
         )
+      if not has_valid_bits(array):
+        return f'value {position}: has a boolean that is neither 0 nor 1'
     return ''
 
   def unusable(self, phase: int) -> list[Any]:
