@@ -400,11 +400,24 @@ def test_too_few_clients_change_nothing(task, victim):
   assert outcome.metrics['participation/too_few_clients'] == 1
   kept = [name for name in state if 'global_model_weights' in name]
   assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
-  # Nobody at all.
-  task.clients.change = lambda ask, reply: []
-  outcome = task.rounds.run(state, 1)
-  assert outcome.metrics[_TOOK_PART] == 0
-  assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
+
+
+@pytest.mark.usefixtures('victim')
+@pytest.mark.parametrize('trouble', ['silent', 'failed'])
+def test_a_round_without_anybody_is_none(task, trouble):
+  make = _TROUBLES[trouble][1]
+  task.clients.change = lambda ask, reply: make(reply)
+  state = task.program.initial()
+  cohorts = []
+  for attempt in range(4):
+    task.clients.asked.clear()
+    with pytest.raises(rounds.NobodyError) as error:
+      task.rounds.run(state, 1, attempt)
+    cohorts.append(frozenset(i for _, i in task.clients.asked))
+    assert len(error.value.lines) == _PER_ROUND
+  # Others may be there.
+  assert cohorts[0] == set(task.source.client_ids(_SEED, 1))
+  assert len(set(cohorts)) > 1
 
 
 def test_a_row_of_another_client_is_rejected(tmp_path):

@@ -51,6 +51,18 @@ class Reply(NamedTuple):
   error: str = ''
 
 
+class NobodyError(Exception):
+  """A round in which no client has sent its work: it does not count.
+
+  Attributes:
+    lines: What the log says of clients.
+  """
+
+  def __init__(self, lines: list[str]):
+    super().__init__('no client has sent its work')
+    self.lines = lines
+
+
 class _ReplyError(Exception):
   """A reply that cannot be one: the message says why."""
 
@@ -89,7 +101,9 @@ class Rounds:
   availability: participation_lib.Availability | None
   send: Send
 
-  def run(self, state: deployment_lib.State, round_num: int) -> Outcome:
+  def run(
+    self, state: deployment_lib.State, round_num: int, attempt: int = 0
+  ) -> Outcome:
     """Runs a round.
 
     A client that does not answer in time takes no further part in the round. A
@@ -101,11 +115,16 @@ class Rounds:
     Args:
       state: The state before it.
       round_num: The round.
+      attempt: The number of `NobodyError`s of this round. Each time, other
+        clients are drawn: those of before may be gone for ever.
 
     Returns:
       The state after it, and its figures.
+
+    Raises:
+      NobodyError: If clients were asked, and none has sent its work.
     """
-    participants = self._draw(round_num)
+    participants = self._draw(round_num, attempt)
     lines, public = list[str](), list[str]()
     added: set[int] = set()
 
@@ -116,6 +135,8 @@ class Rounds:
         self._ask(round_num, phase, participants, i, sent) for i in present
       ]
       replies = self._collect(asks, lines) if asks else {}
+      if asks and not phase and not replies:
+        raise NobodyError([] if self.deployment.is_noised else lines)
       added.update(replies)
       return replies
 
@@ -180,14 +201,18 @@ class Rounds:
     result: dict[str, Any] = program.finish(server)
     return result
 
-  def _draw(self, round_num: int) -> participation_lib.Participants:
+  def _draw(
+    self, round_num: int, attempt: int = 0
+  ) -> participation_lib.Participants:
     """Draws the clients of a round."""
     if round_num < 1:
       return participation_lib.NOBODY
     deployed = self.deployment
     # Epsilon counts on secret cohorts, and clients' graphs may hold the run's
     # seed. Such runs do not repeat in any case.
-    seed = secrets.randbits(32) if deployed.is_noised else deployed.seed
+    seed = deployed.seed + attempt
+    if deployed.is_noised:
+      seed = secrets.randbits(32)
     return participation_lib.draw(
       deployed.participation,
       self.availability,
