@@ -37,7 +37,14 @@ def main(grid: Grid, context: Context) -> None:
   config = context.run_config
   if threads := int(config['threads']):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-  folder = str(config['server'])
+  # Not in the app: clients get that.
+  folder = work.setting({}, 'server', 'server')
+  if not os.path.isdir(folder):
+    raise work.WorkError(
+      f'{os.path.abspath(folder)}: there is no such folder; start the SuperLink'
+      ' with FSSL_SERVER=PATH in its environment, the folder server/ that was'
+      ' written with this app'
+    )
   nodes = Nodes(
     grid,
     work.load_program(folder),
