@@ -134,7 +134,8 @@ _FURTHER = (
   (
     'fixmatch',
     _SERVER,
-    '--aggregator=secure --simulate_secure_aggregation --norm=gn',
+    '--aggregator=secure --simulate_secure_aggregation --norm=gn'
+    ' --max_client_examples=1000',
   ),
   # Not `dp`, whose noise is drawn without a seed.
   ('fl2', _SERVER, '--aggregator=compression'),

@@ -422,7 +422,7 @@ class TestTrust:
   def test_privacy_refuses_weights_by_examples(self):
     given = ['--algorithm=cbafed', '--scenario=labels_at_clients']
     given += ['--dataset=digits', '--norm=gn', '--num_clients=10']
-    given += ['--aggregator=dp']
+    given += ['--aggregator=dp', '--max_client_examples=60000']
     with pytest.raises(UsageError, match='weigh_by_examples=false'):
       config.parse_config(given)
     config.parse_config([*given, '--cbafed.weigh_by_examples=false'])

@@ -268,7 +268,7 @@ class TestClientState:
     ids=lambda a: a[0],
   )
   def test_what_state_rules_out(self, arguments):
-    argv = ['--algorithm=fedcon', *arguments]
+    argv = ['--algorithm=fedcon', '--max_client_examples=60000', *arguments]
     config_lib.parse_config(argv)
     with pytest.raises(hparams_lib.UsageError) as error:
       config_lib.parse_config([*argv, '--fedcon.client_state=table'])

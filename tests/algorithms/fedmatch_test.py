@@ -492,7 +492,12 @@ def test_past_models_are_whole_networks():
   assert output.metrics['client_work']['train']['helped_clients'] == 0.0
 
 
-_DEPLOYED = ('--algorithm=fedmatch', '--norm=gn', '--num_labels=10')
+_DEPLOYED = (
+  '--algorithm=fedmatch',
+  '--norm=gn',
+  '--num_labels=10',
+  '--max_client_examples=60000',
+)
 _PROTECTED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
   'dp': ('--aggregator=dp',),

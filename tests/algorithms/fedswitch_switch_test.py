@@ -263,7 +263,7 @@ def test_a_client_that_lies_about_its_divergence_is_rejected(lying, index):
   )
 
 
-_DEPLOYED = ('--norm=gn', '--num_labels=10')
+_DEPLOYED = ('--norm=gn', '--num_labels=10', '--max_client_examples=60000')
 _PROTECTED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
   'dp': ('--aggregator=dp',),

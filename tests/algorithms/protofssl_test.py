@@ -418,6 +418,7 @@ _DEPLOYED = (
   '--scenario=labels_at_clients',
   '--norm=gn',
   '--num_labels=30',
+  '--max_client_examples=60000',
 )
 _PROTECTED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),

@@ -1,9 +1,12 @@
 """What the app uses of Flower, as far as its records and messages go."""
 
 import dataclasses
+import itertools
 import sys
 import types
 from typing import Any
+
+_NUMBERS = itertools.count()
 
 
 @dataclasses.dataclass
@@ -41,8 +44,12 @@ class Message:
   ):
     self.content, self.error, self.type = content, error, message_type
     self.node, self.group_id = dst_node_id, group_id
-    source = reply_to.node if reply_to else 0
-    self.metadata = types.SimpleNamespace(src_node_id=source)
+    self.metadata = types.SimpleNamespace(
+      message_id=f'message {next(_NUMBERS)}',
+      dst_node_id=dst_node_id,
+      src_node_id=reply_to.node if reply_to else 0,
+      reply_to_message_id=reply_to.metadata.message_id if reply_to else '',
+    )
 
   def has_error(self):
     return self.error is not None

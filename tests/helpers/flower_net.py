@@ -49,7 +49,7 @@ class Net:
   """
 
   def __init__(
-    self, binaries, folder, *, is_latest, pythonpath, certificates=None
+    self, binaries, folder, *, is_latest, pythonpath, server, certificates=None
   ):
     """Starts nothing.
 
@@ -58,11 +58,13 @@ class Net:
       folder: A new folder.
       is_latest: Whether the programs are newer than Flower 1.25.
       pythonpath: Where the server finds tff_fssl.
+      server: The folder server/ of the app.
       certificates: A result of `make_certificates`, for TLS. None: without it.
     """
     self.folder = pathlib.Path(folder)
     self.folder.mkdir()
     self._binaries, self._pythonpath = pathlib.Path(binaries), pythonpath
+    self._server = str(server)
     self._is_latest, self._certificates = is_latest, certificates
     self._fleet, self._control = _free_port(), _free_port()
     if is_latest:
@@ -167,6 +169,8 @@ class Net:
       'PATH': f'{self._binaries}{os.pathsep}{os.environ["PATH"]}',
       'PYTHONPATH': self._pythonpath if name == 'link' else '',
     }
+    if name == 'link':
+      environment['FSSL_SERVER'] = self._server
     with open(self.folder / f'{name}.log', 'ab') as log:
       subprocess.Popen(
         [str(self._binaries / program), *map(str, arguments)],

@@ -152,6 +152,19 @@ def test_folders_in_use_and_other_forms_are_refused(tmp_path):
     export.export(at_clients, str(tmp_path / 'at_clients'))
 
 
+def test_operations_that_clients_would_refuse_are_not_written(tmp_path):
+  @tff.tensorflow.computation(_SEQUENCE.member)
+  def measure(data):
+    total = data.reduce(0.0, lambda a, b: a + tf.reduce_sum(b))
+    return total + tf.random.uniform([])
+
+  total = tff.federated_computation(
+    lambda data: tff.federated_sum(tff.federated_map(measure, data)), _SEQUENCE
+  )
+  with pytest.raises(NotImplementedError, match='operation RandomUniform'):
+    export.export(total, str(tmp_path / 'random'))
+
+
 def test_the_description_names_everything(tmp_path):
   program = export.export(_total, str(tmp_path / 'total'))
   text = (tmp_path / 'total' / 'program.json').read_text()

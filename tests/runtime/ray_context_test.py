@@ -355,3 +355,19 @@ def test_pydantic_that_keeps_ray_from_starting_is_named(monkeypatch, version):
 def test_mistakes(settings, message):
   with pytest.raises(hparams.UsageError, match=message):
     runtime.Settings('ray', **settings)
+
+
+def test_a_lost_head_is_told_once_each_time(monkeypatch):
+  looks, told = iter('there gone gone there gone'.split()), []
+
+  def check(address):
+    assert address == 'host:1'
+    if next(looks) == 'gone':
+      raise OSError('refused')
+
+  monkeypatch.setattr(ray_context, '_check_port', check)
+  is_closed = mock.Mock()
+  is_closed.wait.side_effect = [False] * 5 + [True]
+  ray_context.watch_head('host:1', told.append, is_closed)
+  assert len(told) == 2
+  assert told[0].startswith('the head of the cluster, host:1, does not answer')

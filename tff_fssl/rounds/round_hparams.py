@@ -160,7 +160,8 @@ class RoundHparams:
     0,
     'The most examples that a client can have. A client that reports more (as a'
     ' count, or with client_weighting=examples as its weight) is rejected and'
-    ' counted. 0: in a simulation, the size of the largest client; in other'
+    ' counted. 0: in a simulation, the size of the largest client (refused with'
+    ' --aggregator=secure and dp, which tell of no client); in other'
     f' programs, {MAX_CLIENT_EXAMPLES:,}. With client_weighting=examples set it'
     ' there to slightly more than your largest client has, since it bounds the'
     ' weight that a lying client can claim.',

@@ -25,8 +25,10 @@ from typing import Any
 import zipfile
 import zlib
 
+from google.protobuf import message
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 FORMAT, VERSION = 'tff_fssl.program', 2
 PROGRAM = 'program.json'
@@ -36,6 +38,28 @@ INITIAL = 'server/initial.npz'
 # some ways to send an app take no others.
 PACKED = 'packed.py'
 
+# The type of the graph of a data set.
+_TEXT = 'string'
+
+# What graphs may do besides plain arithmetic: see `check_graph`.
+_OPERATIONS = frozenset(
+  """AssignAddVariableOp AssignSubVariableOp AssignVariableOp ConcatenateDataset
+  DatasetFromGraph DatasetToGraphV2 DatasetToSingleElement If OptionalFromValue
+  OptionalGetValue OptionalHasValue OptionalNone PartitionedCall
+  RandomStandardNormal ReadVariableOp ReduceDataset ResourceApplyMomentum
+  StatefulPartitionedCall StatelessIf StatelessWhile TakeDataset TensorDataset
+  TensorListConcatV2 TensorListGetItem TensorListReserve TensorListSetItem
+  TensorListStack VarHandleOp While _Retval""".split()
+)
+_GRAPH_READER, _GRAPH_WRITER = 'DatasetFromGraph', 'DatasetToGraphV2'
+# Attributes of text that choose how to compute. Others may name a file, an
+# address or another program.
+_CHOICES = frozenset(
+  """align data_format dst_format equation fill_mode interpolation kernel_type
+  message method mode padding reduction_type round_mode src_format""".split()
+)
+_TEXTS_OF_ATTRIBUTES = ('string', 'list(string)', 'func', 'list(func)')
+
 # Slot -> value.
 Values = dict[int, Any]
 
@@ -44,8 +68,76 @@ class ArtefactError(Exception):
   """A folder that is not an exported computation, or was changed."""
 
 
-class ReplyError(Exception):
-  """A client's reply that cannot be one."""
+class MessageError(Exception):
+  """Values that cannot be those of a message: a phase's, or a reply's."""
+
+
+def has_valid_bits(array: np.ndarray) -> bool:
+  """Says whether all booleans are 0 or 1: NumPy reads other bytes, too.
+
+  Operations would count such a true as up to 255.
+  """
+  return array.dtype != np.bool_ or bool((array.view(np.uint8) <= 1).all())
+
+
+def check_graph(graph: Any) -> None:
+  """Refuses a graph that could do more than compute.
+
+  A graph is a program, and whoever sends one is not trusted. It may have the
+  operations that exported graphs have, and any other without a state, text and
+  data sets. So none reads or writes a file, connects to an address, or calls
+  Python. This is no sandbox: an operation may have a flaw.
+
+  Args:
+    graph: The `GraphDef`. Nothing of it runs, nor is imported.
+
+  Raises:
+    ArtefactError: If it has another operation.
+  """
+  functions = {function.signature.name for function in graph.library.function}
+  for nodes in (graph.node, *(f.node_def for f in graph.library.function)):
+    # The graph of a data set must come from a feed, which is checked, too.
+    sources = (_GRAPH_WRITER, *(['Placeholder'] if nodes is graph.node else []))
+    checked = {node.name for node in nodes if node.op in sources}
+    for node in nodes:
+      definition = op_def_registry.get(node.op)
+      if node.op == _GRAPH_READER:
+        is_allowed = node.input[0].partition(':')[0] in checked
+      elif definition is None:
+        is_allowed = node.op in functions
+      else:
+        is_allowed = node.op in _OPERATIONS or _is_arithmetic(definition)
+      # A function of that name would be called instead.
+      if not is_allowed or (definition is not None and node.op in functions):
+        raise ArtefactError(
+          f'operation {node.op} ({node.name}) is refused: a graph may only'
+          ' compute, and use no files, addresses or Python'
+        )
+
+
+def _is_arithmetic(operation: Any) -> bool:
+  """Says whether an operation's definition has numbers alone, and no state."""
+  others = [t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant)]
+  arguments = (*operation.input_arg, *operation.output_arg)
+  return not (
+    operation.is_stateful
+    or operation.name.startswith('_')  # TensorFlow's own, not for graphs.
+    or any(argument.type in others for argument in arguments)
+    or any(
+      attribute.type in _TEXTS_OF_ATTRIBUTES and attribute.name not in _CHOICES
+      for attribute in operation.attr
+    )
+  )
+
+
+def _parse_graph(content: bytes) -> Any:
+  """Parses and checks a graph, or raises `ArtefactError`."""
+  try:
+    graph = tf.compat.v1.GraphDef.FromString(content)
+  except message.DecodeError as error:
+    raise ArtefactError(f'is no graph: {error}') from error
+  check_graph(graph)
+  return graph
 
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
@@ -109,7 +201,7 @@ class Program:
       ArtefactError: If it is not such a folder.
     """
     self._folder = folder
-    path = os.path.join(folder, PROGRAM)
+    path = self._path(PROGRAM)
     content = self.read(PROGRAM)
     try:
       description = json.loads(content)
@@ -128,11 +220,11 @@ class Program:
     self.result = [name for name, _ in description['result']]
     self.data = [leaf['name'] for leaf in description['data']]
     self.num_phases = len(description['phases'])
-    self._functions: dict[str, Any] = {}
+    self._functions: dict[str, tuple[Any, list[int]]] = {}
 
   def initial(self) -> dict[str, np.ndarray]:
     """Reads the first value for each name of `parameter`."""
-    path = os.path.join(self._folder, *INITIAL.split('/'))
+    path = self._path(INITIAL)
     arrays = read_npz(path)
     try:
       return {name: arrays[name] for name in self.parameter}
@@ -168,7 +260,13 @@ class Program:
 
   def start(self, arguments: Mapping[str, Any]) -> Values:
     """Returns the server's values before the first stage."""
-    return {slot: arguments[n] for n, slot in self.description['parameter']}
+    slots = self.description['slots']
+    return {
+      slot: arguments[name]
+      if slots[slot]['dtype'] == _TEXT
+      else np.asarray(arguments[name], slots[slot]['dtype'])
+      for name, slot in self.description['parameter']
+    }
 
   def stage(self, index: int, server: Values) -> None:
     """Runs the server before phase `index`, or after the last phase."""
@@ -195,8 +293,13 @@ class Program:
 
     Returns:
       (the values for the server, those that later phases need here).
+
+    Raises:
+      MessageError: If what was sent has other shapes, types or bits.
     """
     described = self._phase(phase)
+    if problem := self._problem(described['sent'], sent):
+      raise MessageError(problem)
     values = dict(zip(described['sent'], sent, strict=True)) | (kept or {})
     values |= self._call(described['work'], values, data)
     later = {slot: values[slot] for slot in described['kept']}
@@ -224,12 +327,11 @@ class Program:
       The new totals.
 
     Raises:
-      ReplyError: If the reply's arrays are of other shapes or types.
+      MessageError: If the reply's arrays have other shapes, types or bits.
     """
     described = self._phase(phase)
-    problem = self.problem(phase, reply)
-    if problem:
-      raise ReplyError(problem)
+    if problem := self.problem(phase, reply):
+      raise MessageError(problem)
     replied = dict(zip(described['replied'], reply, strict=True))
     values = {**server, **totals, **replied}
     values |= self._call(described['admit'], values)
@@ -251,16 +353,19 @@ class Program:
 
   def problem(self, phase: int, reply: Sequence[Any]) -> str:
     """Says why values cannot be a reply, or ''. Numbers are not looked at."""
-    specs = self.specs(phase)
-    if len(reply) != len(specs):
-      return f'expected {len(specs)} values, found {len(reply)}'
-    for position, (spec, value) in enumerate(zip(specs, reply)):
-      array = np.asarray(value)
-      shape, dtype = spec['shape'], np.dtype(spec['dtype'])
-      if array.dtype.kind in 'OSU' or dtype.kind in 'OSU':
-        fits = isinstance(value, bytes) and dtype.kind in 'OSU'
+    return self._problem(self._phase(phase)['replied'], reply)
+
+  def _problem(self, slots: Sequence[int], values: Sequence[Any]) -> str:
+    """Says why values cannot be those of slots, or ''."""
+    if len(values) != len(slots):
+      return f'expected {len(slots)} values, found {len(values)}'
+    for position, (slot, value) in enumerate(zip(slots, values)):
+      spec = self.description['slots'][slot]
+      array, shape = np.asarray(value), spec['shape']
+      if spec['dtype'] == _TEXT:
+        fits = isinstance(value, bytes)
       else:
-        fits = array.dtype == dtype
+        fits = array.dtype == np.dtype(spec['dtype'])
       if shape is not None:
         fits &= len(shape) == array.ndim and all(
           size in (None, found) for size, found in zip(shape, array.shape)
@@ -270,6 +375,8 @@ class Program:
           f'value {position}: expected {spec["dtype"]} {shape}, found'
           f' {array.dtype} {list(array.shape)}'
         )
+      if not has_valid_bits(array):
+        return f'value {position}: has a boolean that is neither 0 nor 1'
     return ''
 
   def unusable(self, phase: int) -> list[Any]:
@@ -301,7 +408,9 @@ class Program:
     for slot in function['inputs']:
       # None stands for all arrays of the client's data.
       arguments += data if slot is None else [values[slot]]
-    loaded = self._load(function)
+    loaded, datasets = self._load(function)
+    for position in datasets:
+      _parse_graph(arguments[position])
     given = [
       tf.constant(value, tensor.dtype)
       for value, tensor in zip(arguments, loaded.inputs, strict=True)
@@ -312,31 +421,50 @@ class Program:
       for slot, output in zip(function['outputs'], outputs, strict=True)
     }
 
-  def _load(self, function: Mapping[str, Any]) -> Any:
-    """Reads the graph of a function, once."""
+  def _load(self, function: Mapping[str, Any]) -> tuple[Any, list[int]]:
+    """Reads a function, and which of its inputs are data sets, once."""
     name = function['graph']
     if name not in self._functions:
-      path = os.path.join(self._folder, *name.split('/'))
-      content = self.read(name)
+      path, content = self._path(name), self.read(name)
       if hashlib.sha256(content).hexdigest() != function['sha256']:
         raise ArtefactError(
           f'{path}: is not the file that was exported; copy it again'
         )
-      graph = tf.compat.v1.GraphDef.FromString(content)
+      try:
+        graph = _parse_graph(content)
+      except ArtefactError as error:
+        raise ArtefactError(f'{path}: {error}') from error
       imported = tf.compat.v1.wrap_function(
         lambda: tf.import_graph_def(graph, name=''), []
       )
       tensor = imported.graph.get_tensor_by_name
-      self._functions[name] = imported.prune(
-        [tensor(feed) for feed in function['feeds']],
+      feeds = function['feeds']
+      pruned = imported.prune(
+        [tensor(feed) for feed in feeds],
         [tensor(fetch) for fetch in function['fetches']],
       )
+      read = {
+        node.input[0].partition(':')[0]
+        for node in graph.node
+        if node.op == _GRAPH_READER
+      }
+      datasets = [
+        i for i, feed in enumerate(feeds) if feed.partition(':')[0] in read
+      ]
+      self._functions[name] = pruned, datasets
     return self._functions[name]
+
+  def _path(self, name: str) -> str:
+    """Returns the path of a file, which may not be outside of the folder."""
+    path = os.path.join(self._folder, *name.split('/'))
+    real, folder = os.path.realpath(path), os.path.realpath(self._folder)
+    if os.path.commonpath([real, folder]) != folder:
+      raise ArtefactError(f'{path}: is outside of {self._folder}')
+    return path
 
   def read(self, name: str) -> bytes:
     """Reads a file of the folder, or its text in `PACKED`."""
-    path = os.path.join(self._folder, *name.split('/'))
-    packed = os.path.join(self._folder, PACKED)
+    path, packed = self._path(name), self._path(PACKED)
     try:
       if os.path.exists(path) or not os.path.exists(packed):
         with open(path, 'rb') as file:

@@ -208,7 +208,12 @@ class _Writer:
     if function.is_empty:
       return None
     graph = _trace(function, self._readers)
-    content = graph.as_graph_def().SerializeToString()
+    graph_def = graph.as_graph_def()
+    try:
+      artefact.check_graph(graph_def)
+    except artefact.ArtefactError as error:
+      raise NotImplementedError(f'{error}.') from error
+    content = graph_def.SerializeToString()
     path = f'{name}.pb'
     durable.write_file(os.path.join(self._folder, path), [content])
     return {

@@ -30,6 +30,8 @@ from tff_fssl.runtime import recipes
 from tff_fssl.runtime import values as values_lib
 from tff_fssl.runtime.settings import Settings
 
+# Seconds between two looks at the head of a cluster.
+_WATCH_SECS = 5.0
 # Seconds for the head of a cluster to answer.
 _REACH_SECS = 10.0
 
@@ -69,6 +71,17 @@ class RayContext(in_process.InProcessContext):
       clients_per_group=settings.clients_per_group or 1,
     )
     self._ray, self._was_connected = _connect(settings)
+    self._is_closed = threading.Event()
+    if settings.ray_address:  # Else the head is on this machine.
+      threading.Thread(
+        target=watch_head,
+        args=(
+          self._ray.get_runtime_context().gcs_address,
+          warn,
+          self._is_closed,
+        ),
+        daemon=True,
+      ).start()
     gpus_per_worker = _gpus_per_worker(
       settings, self._ray.cluster_resources().get('GPU', 0)
     )
@@ -100,6 +113,7 @@ class RayContext(in_process.InProcessContext):
 
   def close(self) -> None:
     """Ends the workers, and the connection if it was made here."""
+    self._is_closed.set()
     self.pool.close()
     # A connection of the caller's is the caller's to close.
     if not self._was_connected:
@@ -267,6 +281,37 @@ def _check_port(address: str) -> None:
   host, colon, port = address.rpartition(':')
   if colon and port.isdigit():
     socket.create_connection((host.strip('[]'), int(port)), _REACH_SECS).close()
+
+
+def watch_head(
+  address: str,
+  warn: Callable[[str], None],
+  is_closed: threading.Event,
+  pause_secs: float = _WATCH_SECS,
+) -> None:
+  """Says that the head of a cluster is lost. Ray ends this process silently.
+
+  Args:
+    address: The head's 'host:port'.
+    warn: Called with a line for the user.
+    is_closed: Ends the watch.
+    pause_secs: Seconds between two looks.
+  """
+  is_lost = False
+  while not is_closed.wait(pause_secs):
+    try:
+      _check_port(address)
+    except OSError as error:
+      if not is_lost:
+        warn(
+          f'the head of the cluster, {address}, does not answer ({error}):'
+          ' unless it comes back, Ray ends this program in about a minute.'
+          ' Start a cluster and give the same command again: it goes on from'
+          ' the last checkpoint.'
+        )
+      is_lost = True
+    else:
+      is_lost = False
 
 
 def _gpus_per_worker(settings: Settings, num_gpus: float) -> float:

@@ -80,7 +80,7 @@ def test_with_a_robust_aggregator_medians_are_kept(interval):
   table = exchange.initialize()
   lie = {
     'exists': np.array([True] * 3),
-    'prototypes': np.full([3, 2], 1e6, np.float32),
+    'prototypes': np.full([3, 2], 6.0, np.float32),
   }
   # Of the first class 1, 3, 5 and the lie; of the second 2, 2 and the lie.
   rows = [_row(1.0), _row(3.0, (True, False, False)), _row(5.0), lie]
@@ -97,6 +97,25 @@ def test_with_a_robust_aggregator_medians_are_kept(interval):
     np.testing.assert_array_equal(later['prototypes'], after['prototypes'])
   sent = exchange.message(after, None, _ROUND)
   np.testing.assert_array_equal(sent['prototypes'][0], expected)
+
+
+@pytest.mark.parametrize('size', [1e6, -1e6])
+def test_half_of_a_class_cannot_stretch_its_prototype(size):
+  exchange = sets.build_list(_POPULATION._replace(robust=True), num_sets=1)
+  lie = {
+    'exists': np.array([True] * 3),
+    'prototypes': np.full([3, 2], size, np.float32),
+  }
+  # Of the last class, as many lie as do not.
+  honest = [_row(1.0), _row(2.0), _row(3.0, (True, True, False))]
+  table = _accept(exchange, exchange.initialize(), *honest, lie, lie)
+  expected = _accept(exchange, exchange.initialize(), *honest)
+  _same(table, expected)
+  np.testing.assert_array_equal(table['exists'], [[1, 1, 0]])
+  np.testing.assert_array_equal(table['prototypes'][0, 0], [2.0, 1.0])
+  # With a majority of the cohort, the sets stay finite.
+  after = _accept(exchange, table, honest[0], lie, lie)
+  assert np.isfinite(after['prototypes']).all()
 
 
 def test_which_are_kept_is_drawn_whatever_their_order():

@@ -103,6 +103,7 @@ def test_what_the_legend_says_of_norms_is_so():
     argv = [
       '--algorithm=fixmatch',
       f'--norm={norm}',
+      '--max_client_examples=60000',
       *algorithms_main._ASKED[asked],
     ]
     try:

@@ -60,6 +60,7 @@ _PUBLIC = {
 @pytest.mark.slow
 def test_every_file_of_a_run_that_protects_clients_is_accounted_for(tmp_path):
   private = ['--aggregator=dp', '--total_rounds=1', '--tensorboard=true']
+  private += ['--max_client_examples=60000']
   assert _train(tmp_path / 'run', *_SMALL, *private) == main.DONE
   names = set()
   for path in (tmp_path / 'run').rglob('*'):

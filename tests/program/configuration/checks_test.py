@@ -9,7 +9,11 @@ from tff_fssl.program.configuration import config
 _CLIENTS = '--scenario=labels_at_clients'
 
 
-_PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
+_PRIVATE = (
+  '--algorithm=fixmatch',
+  '--aggregator=dp',
+  '--max_client_examples=60000',
+)
 
 
 def _config(*argv):
@@ -266,13 +270,38 @@ def _config(*argv):
         '--num_labels=10',
         '--labeled_clients=2',
       ],
-      ['--labeled_clients=2', 'at least 3 clients', 'another aggregator'],
+      ['2 clients have labels', 'at least 3 of', 'another aggregator'],
+    ),
+    (
+      # Of a cohort, at least half must train.
+      [
+        '--algorithm=supervised',
+        '--scenario=labels_at_clients',
+        '--aggregator=robust',
+        '--num_labels=10',
+        '--labeled_clients=4',
+        '--clients_per_round=9',
+      ],
+      ['4 clients have labels', 'at least 5 of --clients_per_round=9'],
     ),
     (
       ['--aggregator=dp', '--norm=gn'],
       ['algorithm sets', '--fl2.learning_status_aggregation=false'],
     ),
     ([*_PRIVATE], ['--aggregator=dp', 'batch norm', '--norm=gn']),
+    (
+      [*_PRIVATE, '--norm=gn', '--max_client_examples=0'],
+      ['--aggregator=dp: --max_client_examples', 'largest client', 'set it'],
+    ),
+    (
+      [
+        '--algorithm=fixmatch',
+        '--aggregator=secure',
+        '--simulate_secure_aggregation',
+        '--norm=gn',
+      ],
+      ['--aggregator=secure: --max_client_examples', 'set it'],
+    ),
     (
       [*_PRIVATE, '--norm=gn', '--debug_non_finite'],
       ['--debug_non_finite', 'single clients', '--aggregator=dp'],

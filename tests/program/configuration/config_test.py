@@ -13,7 +13,8 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 
 _CLIENTS = '--scenario=labels_at_clients'
-_PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
+_MOST = '--max_client_examples=60000'
+_PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp', _MOST)
 
 
 def _config(*argv):
@@ -189,7 +190,7 @@ def test_aggregators():
   assert private.aggregator.dp_delta == 1e-6
   assert private.flags()['dp_delta'] == 1e-6
   assert 'aggregator_limits' not in private.flags()
-  secure = ['--aggregator=secure', '--simulate_secure_aggregation']
+  secure = ['--aggregator=secure', '--simulate_secure_aggregation', _MOST]
   assert _config(*secure, '--norm=gn').run.simulate_secure_aggregation
   with pytest.raises(UsageError, match='static batch norm'):
     _config(*secure)
@@ -347,7 +348,9 @@ def test_an_aggregator_in_a_flagfile_is_refused_if_nothing_is_aggregated(
   path.write_text('--server_optimizer=adam\n--aggregator_limits=false\n')
   assert 'aggregator' not in _config(f'--flagfile={path}', *alone).flags()
   path.write_text(f'--aggregator={name}\n')
-  kept = _config(f'--flagfile={path}', '--algorithm=fixmatch', '--norm=gn')
+  kept = _config(
+    f'--flagfile={path}', '--algorithm=fixmatch', '--norm=gn', _MOST
+  )
   assert kept.aggregator.aggregator == name
 
 

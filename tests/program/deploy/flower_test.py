@@ -76,6 +76,7 @@ def test_a_federation(version, repository, tmp_path):
       tmp_path / name,
       is_latest=bool(version),
       pythonpath=str(repository),
+      server=app / 'server',
       certificates=certificates,
     )
 

@@ -6,8 +6,10 @@ import contexts
 import fake_clients
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny_task
 
+from tff_fssl.program import training_types
 from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import rounds
 from tff_fssl.program.storage import checkpoint
@@ -258,6 +260,81 @@ def test_a_client_in_trouble_changes_nothing(task, victim, trouble):
     assert all(np.isfinite(v).all() for v in outcome.state.values())
 
 
+class _Fragile:
+  """A program whose operations refuse the replies of some clients.
+
+  Attributes:
+    refuses: Says of a reply's first value whether its check fails.
+    breaks: Whether the server fails at the end of a round with such a reply.
+  """
+
+  def __init__(self, program, refuses, *, breaks):
+    self._program, self._refuses, self._breaks = program, refuses, breaks
+    self._is_spoilt = False
+
+  def __getattr__(self, name):
+    return getattr(self._program, name)
+
+  def start(self, arguments):
+    self._is_spoilt = False
+    return self._program.start(arguments)
+
+  def add(self, phase, server, totals, reply):
+    if self._refuses(reply[0]):
+      self._is_spoilt = self._breaks
+      if not self._breaks:
+        raise tf.errors.InvalidArgumentError(None, None, 'index 9\nnot in [0)')
+    return self._program.add(phase, server, totals, reply)
+
+  def stage(self, index, server):
+    if self._is_spoilt and index:
+      raise tf.errors.InvalidArgumentError(None, None, 'index 9\nnot in [0)')
+    self._program.stage(index, server)
+
+
+def _fragile(task, victim, breaks):
+  """Rounds in which a client's reply makes operations fail."""
+  task.clients.change = _of(victim, 0, _with(0, 7.0))
+  program = _Fragile(task.program, lambda v: np.all(v == 7.0), breaks=breaks)
+  return dataclasses.replace(task.rounds, program=program)
+
+
+def test_a_reply_that_an_operation_refuses_is_rejected(task, victim):
+  outcome = _fragile(task, victim, False).run(task.program.initial(), 1)
+  assert outcome.lines == [
+    f'phase 0: client {victim}: is rejected: index 9 not in [0)'
+  ]
+  assert outcome.metrics[_REJECTED] == 1
+  without = task.in_process(task.initial, 1, without=[victim])
+  assert _bytes(outcome.state) == task.leaves(without.state)
+
+
+def test_a_round_whose_replies_fail_together_is_discarded(task, victim):
+  state = task.program.initial()
+  outcome = _fragile(task, victim, True).run(state, 1)
+  ids = sorted(task.source.client_ids(_SEED, 1))
+  assert outcome.lines == [
+    'is discarded: the replies cannot be combined, of clients'
+    f' {", ".join(map(str, ids))}: index 9 not in [0)'
+  ]
+  assert outcome.metrics[_REJECTED] == _PER_ROUND
+  assert training_types.is_bad_round(outcome.metrics)
+  weights = [n for n in state if 'global_model_weights' in n]
+  assert all(np.array_equal(state[n], outcome.state[n]) for n in weights)
+  # The next round has other replies.
+  task.clients.change = lambda ask, reply: [reply]
+  assert not task.rounds.run(outcome.state, 2).lines
+
+
+def test_errors_that_no_client_caused_end_the_server(task, monkeypatch):
+  def fail(index, server):
+    raise tf.errors.InternalError(None, None, 'no disk')
+
+  monkeypatch.setattr(task.program, 'stage', fail)
+  with pytest.raises(tf.errors.InternalError):
+    task.rounds.run(task.program.initial(), 1)
+
+
 @pytest.mark.usefixtures('victim')
 def test_under_dp_neither_counts_nor_seeds_tell_of_clients(task):
   values = {**task.rounds.deployment.values, 'aggregator': 'dp'}
@@ -323,11 +400,24 @@ def test_too_few_clients_change_nothing(task, victim):
   assert outcome.metrics['participation/too_few_clients'] == 1
   kept = [name for name in state if 'global_model_weights' in name]
   assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
-  # Nobody at all.
-  task.clients.change = lambda ask, reply: []
-  outcome = task.rounds.run(state, 1)
-  assert outcome.metrics[_TOOK_PART] == 0
-  assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
+
+
+@pytest.mark.usefixtures('victim')
+@pytest.mark.parametrize('trouble', ['silent', 'failed'])
+def test_a_round_without_anybody_is_none(task, trouble):
+  make = _TROUBLES[trouble][1]
+  task.clients.change = lambda ask, reply: make(reply)
+  state = task.program.initial()
+  cohorts = []
+  for attempt in range(4):
+    task.clients.asked.clear()
+    with pytest.raises(rounds.NobodyError) as error:
+      task.rounds.run(state, 1, attempt)
+    cohorts.append(frozenset(i for _, i in task.clients.asked))
+    assert len(error.value.lines) == _PER_ROUND
+  # Others may be there.
+  assert cohorts[0] == set(task.source.client_ids(_SEED, 1))
+  assert len(set(cohorts)) > 1
 
 
 def test_a_row_of_another_client_is_rejected(tmp_path):

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import fake_clients
 import numpy as np
@@ -19,10 +20,12 @@ from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.deploy import deployment
+from tff_fssl.program.deploy import rounds
 from tff_fssl.program.deploy import server
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import heartbeat
+from tff_fssl.program.storage import output_tree
 
 _FLAGS = (
   '--algorithm=fixmatch',
@@ -169,6 +172,74 @@ def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
   arguments = [*_TRAIN, '--total_rounds=2', f'--output_dir={trained}']
   assert main.run(train_main.train_main, arguments) == main.DONE
   assert _leaves(folder / 'server' / 'run', 2) == _leaves(trained, 2)
+
+
+class _Rounds:
+  """Rounds in which nobody replies for some attempts."""
+
+  deployment = deployment.Deployment(
+    values={},
+    owner=checkpoint.NOBODY,
+    is_private=False,
+    seed=0,
+    num_clients=1,
+    clients_per_round=1,
+    first_round=1,
+    done=0,
+    total_rounds=2,
+    rounds_per_evaluation=1,
+    max_bad_rounds=3,
+    keep_checkpoints=1,
+    min_clients=0,
+    participation=deployment.ParticipationHparams(),
+    splits=(),
+  )
+
+  def __init__(self, num_empty):
+    self.num_empty, self.attempts = num_empty, []
+
+  def run(self, state, round_num, attempt):
+    self.attempts.append(attempt)
+    if attempt < self.num_empty:
+      raise rounds.NobodyError(['client 0: no reply in time'])
+    return state, round_num
+
+
+@pytest.fixture(name='run_of')
+def _run_of(tmp_path, monkeypatch):
+  """Makes a function that makes a run; pauses take no time."""
+  now = [0.0]
+  pause = lambda seconds: now.__setitem__(0, now[0] + seconds)
+  monkeypatch.setattr(server.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(server.time, 'sleep', pause)
+  said = []
+  view = types.SimpleNamespace(say=said.append)
+  (tmp_path / 'metrics').mkdir()
+  tree = output_tree.OutputTree(str(tmp_path))
+  return lambda num_empty, wait: (
+    server._Run(_Rounds(num_empty), None, tree, view, wait),
+    said,
+  )
+
+
+def test_a_round_waits_for_clients_and_says_so_each_minute(run_of):
+  run, said = run_of(130, 600.0)
+  assert run._outcome('state', 3) == ('state', 3)
+  assert run.rounds.attempts == [*range(131)]
+  assert [line.startswith('round 3: no client has') for line in said] == [
+    *(False, True) * 3
+  ]
+  assert said[0] == 'round 3: client 0: no reply in time'
+  assert 'for 60 s' in said[3] and 'wait=600' in said[3]
+
+
+def test_a_federation_without_clients_is_not_finished(run_of):
+  run, _ = run_of(10**6, 30.0)
+  with pytest.raises(server.StoppedError) as error:
+    run._outcome('state', 1)
+  message = str(error.value)
+  assert 'for 30 s (wait=30); start the clients' in message
+  assert '--database' in message and '\n' not in message
 
 
 def test_damaged_data_of_evaluations(tmp_path):

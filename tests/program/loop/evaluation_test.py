@@ -43,7 +43,12 @@ def test_a_python_file_of_a_run_is_not_run_unasked(tmp_path):
   assert config.run.model == f'{path}:build'
 
 
-_RUN = ('--dataset=digits', '--num_labels=40', '--norm=gn')
+_RUN = (
+  '--dataset=digits',
+  '--num_labels=40',
+  '--norm=gn',
+  '--max_client_examples=60000',
+)
 
 
 @pytest.mark.parametrize(

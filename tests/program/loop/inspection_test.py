@@ -183,7 +183,7 @@ def test_a_wrong_partition(task, model, tmp_path):
 
 @pytest.mark.parametrize('aggregator', ['secure', 'dp'])
 def test_nothing_of_clients_is_shown_where_it_is_private(model, aggregator):
-  flags = [f'--aggregator={aggregator}']
+  flags = [f'--aggregator={aggregator}', '--max_client_examples=60000']
   if aggregator == 'dp':
     flags += ['--dp_noise_multiplier=1', '--client_test_fraction=0']
     flags += ['--algorithm=fixmatch']
@@ -199,7 +199,7 @@ def test_nothing_of_clients_is_shown_where_it_is_private(model, aggregator):
 @pytest.mark.parametrize('protects', [False, True])
 def test_duplicates_of_protected_clients_are_not_looked_for(model, protects):
   flags = ['--algorithm=fixmatch', '--client_test_fraction=0']
-  flags += ['--aggregator=dp'] * protects
+  flags += ['--aggregator=dp', '--max_client_examples=60000'] * protects
   task = _build_task(*flags)
   (at_client, *_), *_ = task.partition.client_unlabeled
   at_server = task.partition.server_labeled[0]

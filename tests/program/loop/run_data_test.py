@@ -32,6 +32,7 @@ _PRIVATE = (
   '--clients_per_round=2',
   '--num_pretraining_rounds=1',
   '--total_rounds=1',
+  '--max_client_examples=60',
 )
 _NUM, _NUM_TEST, _CLIENT = 48, 8, 2
 _WORDS = 'goal team match price bank shares'.split()

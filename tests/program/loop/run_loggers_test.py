@@ -73,7 +73,10 @@ def test_all_get_the_metrics(start):
 
 def test_trackers_get_no_times_of_protected_clients(start):
   watching, calls, _ = start(
-    '--algorithm=fixmatch', '--norm=none', '--aggregator=dp'
+    '--algorithm=fixmatch',
+    '--norm=none',
+    '--aggregator=dp',
+    '--max_client_examples=60000',
   )
   assert ('mlflow', 'log_picture') not in calls
   del calls[:]

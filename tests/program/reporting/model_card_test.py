@@ -153,6 +153,7 @@ def test_control_characters_are_escaped(subject):
 def test_privacy(subject):
   private = (
     '--aggregator=dp',
+    '--max_client_examples=60000',
     '--norm=gn',
     '--client_weighting=uniform',
     '--num_clients=50',
@@ -168,6 +169,7 @@ def test_privacy(subject):
 def test_nothing_of_protected_clients(subject, scenario):
   private = (
     '--aggregator=dp',
+    '--max_client_examples=60000',
     '--norm=gn',
     '--num_clients=50',
     '--label_noise=0.1',

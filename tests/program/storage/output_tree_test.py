@@ -30,6 +30,7 @@ def test_a_new_and_a_continued_run(tmp_path):
 
 def test_a_run_that_protects_clients_says_what_not_to_publish(tmp_path):
   private = ['--algorithm=fixmatch', '--norm=none', '--aggregator=dp']
+  private += ['--max_client_examples=60000']
   with _open(tmp_path / 'private', *private) as tree:
     with open(tree.private_txt) as file:
       text = file.read()

@@ -24,6 +24,9 @@ from tff_fssl.rounds import exchange as exchange_lib
 _SET = 'prototypes'
 # A class with a smaller share in a combined sum is noise.
 _LEAST_SHARE = 1e-3
+# With a robust aggregator, longer prototypes than this multiple of the median
+# over clients do not count.
+_USUAL_NORM = 3.0
 # A client's rounding may exceed its norm by this factor.
 _TOLERANCE = 1.001
 # The distance of missing prototypes in an exported model. It is finite, as all
@@ -69,8 +72,9 @@ def build_list(
   With a robust aggregator there is one set instead. It has for each class the
   median, entry by entry, of the prototypes of those clients that send the
   class. A minority of these cannot move it out of the others' range. Liars who
-  are most of those that send a class determine its prototype. A class that
-  fewer than three clients send keeps its old one.
+  are half or most of those that send a class determine its prototype, but not
+  its length: one that is three times as long as those of the median client does
+  not count. A class that fewer than three clients send keeps its old one.
 
   Args:
     population: The classes and the width of embeddings.
@@ -147,6 +151,7 @@ def _replace_by_medians(
   Returns:
     The table.
   """
+  exists = _are_of_usual_norm(exists, prototypes)
   missing = tf.fill(table['prototypes'][:1].shape, float('inf'))
   rows = tf.where(exists[..., tf.newaxis], prototypes, missing)
   # One more row, for rounds without any.
@@ -167,6 +172,31 @@ def _replace_by_medians(
     (name, tf.concat([value[tf.newaxis], table[name][1:]], axis=0))
     for name, value in new.items()
   )
+
+
+def _are_of_usual_norm(exists: tf.Tensor, prototypes: tf.Tensor) -> tf.Tensor:
+  """Says which prototypes count: those of no unusual length.
+
+  Half of the few clients that send a class may lie, though few of the cohort
+  do. The mean of the middle two would then have no bound.
+
+  Args:
+    exists: bool [n, K].
+    prototypes: float32 [n, K, D], 0 where they do not exist.
+
+  Returns:
+    bool [n, K].
+  """
+  norms = tf.norm(prototypes, axis=-1)
+  counts = tf.reduce_sum(tf.cast(exists, tf.float32), axis=1)
+  means = tf.where(
+    counts > 0.0, tf.reduce_sum(norms, axis=1) / counts, float('inf')
+  )
+  # One more, for rounds without any client. Infinite ones come last.
+  ordered = tf.sort(tf.concat([means, [float('inf')]], axis=0))
+  num = tf.math.count_nonzero(counts, dtype=tf.int32)
+  median = ordered[tf.maximum(num - 1, 0) // 2]
+  return tf.logical_and(exists, norms <= _USUAL_NORM * median)
 
 
 def _held(

@@ -29,7 +29,7 @@ _ABOUT = (
 )
 # What the programs accept or refuse is asked of them, with these flags. Group
 # norm, since static batch norm rules out all three.
-_COMMON = ('--norm=gn', '--num_labels=50')
+_COMMON = ('--norm=gn', '--num_labels=50', '--max_client_examples=1000')
 _ASKED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
   'dp': ('--aggregator=dp',),

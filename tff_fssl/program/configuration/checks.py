@@ -224,7 +224,10 @@ def _check_aggregator(config: run_config.Config) -> None:
   if name == aggregator_hparams.ROBUST:
     # A majority of honest clients must exist to outvote liars.
     aggregator_hparams.check_majority(run.clients_per_round)
-    _check_labeled_majority(config)
+    if run.num_clients:  # Else the data set says who has labels.
+      check_labeled_majority(
+        config, config.partition_settings.num_labeled_clients
+      )
   if name in aggregator_hparams.PRIVATE:
     for flag in ('debug_non_finite', 'strict_clients'):
       if getattr(run, flag):
@@ -257,20 +260,41 @@ def _check_aggregator(config: run_config.Config) -> None:
       clients_per_round=run.clients_per_round,
       population=run.num_clients,
     )
-
-
-def _check_labeled_majority(config: run_config.Config) -> None:
-  """Refuses fewer clients that train than `robust` needs in a round."""
-  run, least = config.run, aggregator_hparams.MIN_ROBUST_CLIENTS
-  if config.entry.compute.unlabeled.forward or not run.num_clients:
-    return
-  if config.partition_settings.num_labeled_clients < least:
+  if (
+    name in aggregator_hparams.PRIVATE and not config.round.max_client_examples
+  ):
     raise UsageError(
-      f'--labeled_clients={run.labeled_clients}: only clients with labels train'
-      f' with --algorithm={run.algorithm}, and with'
+      f'--aggregator={name}: --max_client_examples would be the size of the'
+      ' largest client, which bounds and scales what is released; set it to the'
+      ' most examples that any client may have'
+    )
+
+
+def check_labeled_majority(config: run_config.Config, num_labeled: int) -> None:
+  """Refuses fewer clients that train than `robust` needs in a round.
+
+  Args:
+    config: The configuration.
+    num_labeled: The number of clients with labels.
+
+  Raises:
+    UsageError: If no round could apply an update.
+  """
+  is_robust = config.aggregator.aggregator == aggregator_hparams.ROBUST
+  if config.entry.compute.unlabeled.forward or not (
+    is_robust and config.aggregates
+  ):
+    return
+  cohort = config.run.clients_per_round
+  # As in `aggregators.robust`: also half of those that take part.
+  least = max(aggregator_hparams.MIN_ROBUST_CLIENTS, (cohort + 1) // 2)
+  if num_labeled < least:
+    raise UsageError(
+      f'--labeled_clients: {num_labeled} clients have labels, and only they'
+      f' train with --algorithm={config.run.algorithm}; with'
       f' --aggregator={aggregator_hparams.ROBUST} an update is applied only if'
-      f' at least {least} clients made it; let more clients hold labels, or'
-      ' take another aggregator'
+      f' at least {least} of --clients_per_round={cohort} made it; let more'
+      ' clients hold labels, or take another aggregator'
     )
 
 

@@ -123,7 +123,7 @@ def write_app(
       # A killed process may have left it.
       shutil.rmtree(temporary, ignore_errors=True)
       os.mkdir(temporary)
-      written = _Writer(config, start, temporary, folder).write(run)
+      written = _Writer(config, start, temporary).write(run)
       # The last step, so that a folder of this name is a whole app.
       os.replace(temporary, folder)
   except NotImplementedError as error:
@@ -240,13 +240,11 @@ class _Writer:
     config: The configuration.
     start: The process, and the state to start from.
     folder: The folder to write.
-    final: The folder that it will be.
   """
 
   config: config_lib.Config
   start: _Start
   folder: str
-  final: str
 
   def write(self, run: output_tree.OutputTree | None) -> Written:
     """Writes everything."""
@@ -399,7 +397,6 @@ class _Writer:
       description=f'{self.config.entry.name}, federated semi-supervised',
       version=tff_fssl.__version__,
       tensorflow=tf.version.VERSION,
-      server=json.dumps(os.path.join(self.final, 'server')),
       secret=', its labelled examples' * at_server,
       labels_text='The server has the labels; those that clients give'
       ' serve metrics alone.'

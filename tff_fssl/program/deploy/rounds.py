@@ -10,6 +10,7 @@ import secrets
 from typing import Any, NamedTuple
 
 from tff_fssl.data import seeds
+from tff_fssl.lazy import tf
 from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.rounds import participation as participation_lib
 
@@ -50,6 +51,22 @@ class Reply(NamedTuple):
   error: str = ''
 
 
+class NobodyError(Exception):
+  """A round in which no client has sent its work: it does not count.
+
+  Attributes:
+    lines: What the log says of clients.
+  """
+
+  def __init__(self, lines: list[str]):
+    super().__init__('no client has sent its work')
+    self.lines = lines
+
+
+class _ReplyError(Exception):
+  """A reply that cannot be one: the message says why."""
+
+
 # Sends messages, and returns the replies that came in time, in any order.
 Send = Callable[[Sequence[Ask]], Iterable[Reply]]
 
@@ -84,59 +101,118 @@ class Rounds:
   availability: participation_lib.Availability | None
   send: Send
 
-  def run(self, state: deployment_lib.State, round_num: int) -> Outcome:
+  def run(
+    self, state: deployment_lib.State, round_num: int, attempt: int = 0
+  ) -> Outcome:
     """Runs a round.
 
     A client that does not answer in time takes no further part in the round. A
-    client with a malformed reply is rejected, and counted as such. The process
-    itself discards a round with too few usable clients.
+    client with a malformed reply, or one that an operation refuses, is
+    rejected, and counted as such. If an operation refuses the replies together,
+    all are rejected. The process itself discards a round with too few usable
+    clients.
 
     Args:
       state: The state before it.
       round_num: The round.
+      attempt: The number of `NobodyError`s of this round. Each time, other
+        clients are drawn: those of before may be gone for ever.
 
     Returns:
       The state after it, and its figures.
+
+    Raises:
+      NobodyError: If clients were asked, and none has sent its work.
     """
-    program, lines = self.program, list[str]()
-    participants = self._draw(round_num)
-    present = sorted(participants.slots)
-    server = program.start(state)
-    for phase in range(program.num_phases):
-      program.stage(phase, server)
-      sent = program.sent(phase, server)
+    participants = self._draw(round_num, attempt)
+    lines, public = list[str](), list[str]()
+    added: set[int] = set()
+
+    def receive(
+      phase: int, present: Sequence[int], sent: Sequence[Any]
+    ) -> dict[int, Reply]:
       asks = [
-        self._ask(round_num, phase, client_id, participants, sent)
-        for client_id in present
+        self._ask(round_num, phase, participants, i, sent) for i in present
       ]
       replies = self._collect(asks, lines) if asks else {}
-      # The cohort's order, not that of arrival: sums repeat.
-      present = [client_id for client_id in present if client_id in replies]
-      totals = program.begin(phase, server)
-      for client_id in present:
-        reply = self._checked(phase, client_id, replies, lines)
-        totals = program.add(phase, server, totals, reply)
-      program.end(phase, server, totals)
-      # Who was rejected for its form is not asked again.
-      present = [i for i in present if replies[i].values is not None]
-    program.stage(program.num_phases, server)
-    result = program.finish(server)
+      if asks and not phase and not replies:
+        raise NobodyError([] if self.deployment.is_noised else lines)
+      added.update(replies)
+      return replies
+
+    present = sorted(participants.slots)
+    try:
+      result = self._combine(state, present, receive, lines)
+    except tf.errors.OpError as error:
+      if not added:
+        raise  # No client can have caused it.
+      who = ', '.join(map(str, sorted(added)))
+      public.append('is discarded: the replies cannot be combined')
+      lines.append(f'{public[0]}, of clients {who}: {_one_line(error)}')
+      nothing = {i: Reply(i, {}, None) for i in added}
+      result = self._combine(state, sorted(added), lambda *_: nothing, [])
     metrics = {
       **deployment_lib.select_metrics(result),
       **self._counts(participants, result),
     }
     new = {name: result[name] for name in state}
     # Where only a noised sum is released, a line would tell who took part.
-    return Outcome(new, metrics, [] if self.deployment.is_noised else lines)
+    told = public if self.deployment.is_noised else lines
+    return Outcome(new, metrics, told)
 
-  def _draw(self, round_num: int) -> participation_lib.Participants:
+  def _combine(
+    self,
+    state: deployment_lib.State,
+    present: Sequence[int],
+    receive: Callable[[int, Sequence[int], Sequence[Any]], dict[int, Reply]],
+    lines: list[str],
+  ) -> dict[str, Any]:
+    """Computes a round, and returns its results by name.
+
+    Args:
+      state: The state before it.
+      present: The clients of the first phase.
+      receive: (phase, clients, values) -> the replies of some of the clients.
+      lines: Gets what the log says of clients.
+    """
+    program = self.program
+    server = program.start(state)
+    for phase in range(program.num_phases):
+      program.stage(phase, server)
+      replies = receive(phase, present, program.sent(phase, server))
+      totals, usable = program.begin(phase, server), []
+      for client_id in present:  # In this order, so that sums repeat.
+        if client_id not in replies:
+          continue
+        values = replies[client_id].values
+        try:
+          totals = self._add(phase, client_id, server, totals, values)
+          usable.append(client_id)
+        except (_ReplyError, tf.errors.OpError) as error:
+          lines.append(
+            f'phase {phase}: client {client_id}: is rejected:'
+            f' {_one_line(error)}'
+          )
+          unusable = program.unusable(phase)
+          totals = program.add(phase, server, totals, unusable)
+      program.end(phase, server, totals)
+      present = usable  # Who was rejected for its form is not asked again.
+    program.stage(program.num_phases, server)
+    result: dict[str, Any] = program.finish(server)
+    return result
+
+  def _draw(
+    self, round_num: int, attempt: int = 0
+  ) -> participation_lib.Participants:
     """Draws the clients of a round."""
     if round_num < 1:
       return participation_lib.NOBODY
     deployed = self.deployment
     # Epsilon counts on secret cohorts, and clients' graphs may hold the run's
     # seed. Such runs do not repeat in any case.
-    seed = secrets.randbits(32) if deployed.is_noised else deployed.seed
+    seed = deployed.seed + attempt
+    if deployed.is_noised:
+      seed = secrets.randbits(32)
     return participation_lib.draw(
       deployed.participation,
       self.availability,
@@ -150,8 +226,8 @@ class Rounds:
     self,
     round_num: int,
     phase: int,
-    client_id: int,
     participants: participation_lib.Participants,
+    client_id: int,
     sent: Sequence[Any],
   ) -> Ask:
     """Makes the message to a client."""
@@ -192,9 +268,7 @@ class Rounds:
       elif client_id in found:
         lines.append(f'{who}: replied before; this reply is dropped')
       elif reply.error:
-        # One line: a client could forge others in the log.
-        reason = ' '.join(reply.error.split())[:_MAX_REASON]
-        lines.append(f'{who}: failed: {reason}')
+        lines.append(f'{who}: failed: {_one_line(reply.error)}')
         if self.deployment.is_noised:
           # Whether a client's data can be read must not change a count.
           found[client_id] = reply._replace(values=None)
@@ -215,27 +289,24 @@ class Rounds:
     ]
     return found
 
-  def _checked(
+  def _add(
     self,
     phase: int,
     client_id: int,
-    replies: dict[int, Reply],
-    lines: list[str],
-  ) -> Sequence[Any]:
-    """Returns a client's values, or what stands for a rejected client."""
-    values = replies[client_id].values
+    server: Mapping[int, Any],
+    totals: Mapping[int, Any],
+    values: Sequence[Any] | None,
+  ) -> Mapping[int, Any]:
+    """Adds a reply to the totals, or raises an error, and changes nothing."""
     if values is None:
-      problem = 'not values of the expected size'
-    else:
-      problem = self.program.problem(phase, values) or self._foreign(
-        phase, client_id, values
-      )
-    if values is not None and not problem:
-      return values
-    lines.append(f'phase {phase}: client {client_id}: is rejected: {problem}')
-    replies[client_id] = replies[client_id]._replace(values=None)
-    unusable: Sequence[Any] = self.program.unusable(phase)
-    return unusable
+      raise _ReplyError('not values of the expected form')
+    problem = self.program.problem(phase, values) or self._foreign(
+      phase, client_id, values
+    )
+    if problem:
+      raise _ReplyError(problem)
+    added: Mapping[int, Any] = self.program.add(phase, server, totals, values)
+    return added
 
   def _foreign(self, phase: int, client_id: int, values: Sequence[Any]) -> str:
     """Says if a reply has the row of another client, or ''."""
@@ -260,3 +331,8 @@ class Rounds:
     return participants._replace(
       num_dropped_out=participants.num_dropped_out + missing
     ).counts() | {'participation/num_reported': reported}
+
+
+def _one_line(reason: Any) -> str:
+  """Shortens a reason to one line: a client could forge others in the log."""
+  return ' '.join(str(reason).split())[:_MAX_REASON]

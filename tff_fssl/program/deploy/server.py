@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
+import math
 import os
 import resource
 import time
@@ -33,6 +34,10 @@ from tff_fssl.rounds import participation as participation_lib
 DEFAULT_RUN = 'run'
 # As in an evaluation in the simulation, for equal sums.
 _BATCH_SIZE = 256
+# Seconds, at least, between two lines that say that nobody replies.
+_SAY_SECS = 60.0
+# Seconds, at least, between two attempts to reach anybody.
+_PAUSE_SECS = 1.0
 
 
 class StoppedError(Exception):
@@ -45,6 +50,7 @@ def serve(
   send: rounds_lib.Send,
   *,
   output_dir: str = '',
+  wait_secs: float = 3600.0,
   view: console.Console | None = None,
 ) -> int:
   """Runs all rounds that are left.
@@ -54,13 +60,14 @@ def serve(
     load: Folder of an export -> its `artefact.Program`.
     send: Sends messages to clients.
     output_dir: The folder of the run. '': `DEFAULT_RUN` in `folder`.
+    wait_secs: Seconds without a reply of any client, after which it stops.
     view: Tells about the progress. None: lines on standard output.
 
   Returns:
     The last finished round.
 
   Raises:
-    StoppedError: After `max_bad_rounds` consecutive bad rounds.
+    StoppedError: After `max_bad_rounds` consecutive bad rounds, or `wait_secs`.
     UsageError: If a folder cannot be used, with the remedy.
   """
   deployed = deployment_lib.read(folder)
@@ -82,6 +89,7 @@ def serve(
       _Evaluation(folder, deployed.splits, load),
       tree,
       view,
+      wait_secs,
     )
     try:
       done = run.all()
@@ -142,12 +150,14 @@ class _Run:
     evaluate: Measures a state.
     tree: The run's folder, which is open.
     view: Tells about the progress.
+    wait_secs: Seconds without a reply after which the run stops.
   """
 
   rounds: rounds_lib.Rounds
   evaluate: _Evaluation
   tree: output_tree.OutputTree
   view: console.Console
+  wait_secs: float
 
   def __post_init__(self) -> None:
     self._deployed = self.rounds.deployment
@@ -205,7 +215,7 @@ class _Run:
     """Runs, evaluates, releases and saves a round."""
     start = time.monotonic()
     with self.view.phase(training_types.ROUND, round_num):
-      outcome = self.rounds.run(before.state, round_num)
+      outcome = self._outcome(before.state, round_num)
     for line in outcome.lines:
       self.view.say(f'round {round_num}: {line}')
     metrics = outcome.metrics
@@ -237,6 +247,34 @@ class _Run:
       )
     )
     return saved
+
+  def _outcome(
+    self, state: deployment_lib.State, round_num: int
+  ) -> rounds_lib.Outcome:
+    """Runs a round as soon as anybody replies, or raises `StoppedError`."""
+    start, told, attempt = time.monotonic(), -math.inf, 0
+    while True:
+      try:
+        return self.rounds.run(state, round_num, attempt)
+      except rounds_lib.NobodyError as error:
+        waited = time.monotonic() - start
+        if waited >= self.wait_secs:
+          raise StoppedError(
+            f'round {round_num}: {error} for {waited:.0f} s'
+            f' (wait={self.wait_secs:g}); start the clients, anew if the'
+            ' SuperLink was restarted without --database, and run the app'
+            ' again: it continues with this round'
+          ) from None
+        if waited - told >= _SAY_SECS:
+          for line in error.lines:
+            self.view.say(f'round {round_num}: {line}')
+          self.view.say(
+            f'round {round_num}: {error} for {waited:.0f} s; the round does not'
+            f' count, and is tried again (up to wait={self.wait_secs:g})'
+          )
+          told = waited
+      time.sleep(_PAUSE_SECS)
+      attempt += 1
 
   def _save(self, saved: deployment_lib.Saved, round_num: int) -> None:
     """Saves a state, and removes the oldest ones."""

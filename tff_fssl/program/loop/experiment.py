@@ -400,6 +400,9 @@ def build_task(
   partition = run_data.load_partition(config, data)
   data = run_data.normalize(config, data, partition)
   checks.check_cohort(config, partition.num_clients)
+  checks.check_labeled_majority(
+    config, sum(map(bool, map(len, partition.client_labeled)))
+  )
   return Task(
     config,
     data,

@@ -3,6 +3,7 @@
 import json
 import types
 
+import fake_flwr
 import numpy as np
 import pytest
 
@@ -68,9 +69,7 @@ def _client(app, monkeypatch):
       'seed': [1, 2],
       **changed,
     }
-    message = types.SimpleNamespace(
-      content=app.wire.encode(about, values), node=7
-    )
+    message = fake_flwr.Message(app.wire.encode(about, values), 7)
     reply = app.client_app.train(message, context)
     assert asked[-1] == 'folder'
     assert reply.metadata.src_node_id == 7
@@ -85,7 +84,7 @@ def _client(app, monkeypatch):
 
 
 def test_who_it_is(app):
-  message = types.SimpleNamespace(node=7)
+  message = fake_flwr.Message(None, 7)
   context = types.SimpleNamespace(node_config=_NODE)
   reply = app.client_app.who(message, context)
   assert reply.content['who'] == {'client': 5}

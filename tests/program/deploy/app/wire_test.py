@@ -48,10 +48,21 @@ def _changed(app, position, **fields):
     (2, {'shape': (2**62,)}),
     (2, {'shape': (3,)}),
     (1, {'data': bytes(2)}),
+    (1, {'data': b'\2'}),
+    (1, {'data': b'\xff'}),
   ],
 )
 def test_other_forms_are_no_values(app, position, fields):
   assert app.wire.decode(_changed(app, position, **fields), _SPECS) is None
+
+
+def test_nothing_of_an_impossible_size_is_no_value(app):
+  array = fake_flwr.Array('float32', (2**62, 0), 'raw', b'')
+  content = fake_flwr.RecordDict(
+    {'values': fake_flwr.ArrayRecord({'0': array})}
+  )
+  spec = {'dtype': 'float32', 'shape': [None, 0]}
+  assert app.wire.decode(content, [spec]) is None
 
 
 def test_what_a_message_claims_does_not_count(app):

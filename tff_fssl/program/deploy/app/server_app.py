@@ -37,7 +37,14 @@ def main(grid: Grid, context: Context) -> None:
   config = context.run_config
   if threads := int(config['threads']):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-  folder = str(config['server'])
+  # Not in the app: clients get that.
+  folder = work.setting({}, 'server', 'server')
+  if not os.path.isdir(folder):
+    raise work.WorkError(
+      f'{os.path.abspath(folder)}: there is no such folder; start the SuperLink'
+      ' with FSSL_SERVER=PATH in its environment, the folder server/ that was'
+      ' written with this app'
+    )
   nodes = Nodes(
     grid,
     work.load_program(folder),
@@ -45,7 +52,11 @@ def main(grid: Grid, context: Context) -> None:
     patience=float(config['patience']),
   )
   server.serve(
-    folder, work.load_program, nodes.send, output_dir=str(config['output-dir'])
+    folder,
+    work.load_program,
+    nodes.send,
+    output_dir=str(config['output-dir']),
+    wait_secs=float(config['wait']),
   )
 
 
@@ -65,7 +76,14 @@ class Nodes:
     """
     self._grid, self._program = grid, program
     self._timeout, self._patience = timeout, patience
-    self._client_of: dict[int, int] = {}
+    # Of nodes that are there: the client that it says to be, or None.
+    self._client_of: dict[int, int | None] = {}
+    # Of those that have not said anything: when they were asked.
+    self._asked: dict[int, float] = {}
+    self._queries: dict[str, int] = {}  # The message -> the node.
+    # Clients that were waited for, and did not come.
+    self._missed: set[int] = set()
+    self._disputed: set[int] = set()
 
   def send(self, asks: Sequence[Any]) -> list[Any]:
     """Sends messages, and returns the replies: a `rounds.Send`."""
@@ -88,9 +106,15 @@ class Nodes:
       return []
     specs = self._program.specs(int(asks[0].about['phase']))
     client_at = {node: client_id for client_id, node in node_of.items()}
+    replies = list(self._grid.send_and_receive(messages, timeout=self._timeout))
+    # Flower's own errors come from no node, but name the message.
+    asked = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
     found = []
-    for reply in self._grid.send_and_receive(messages, timeout=self._timeout):
-      client_id = client_at.get(reply.metadata.src_node_id, -1)
+    for reply in replies:
+      node = reply.metadata.src_node_id
+      if reply.has_error():
+        node = asked.get(reply.metadata.reply_to_message_id, node)
+      client_id = client_at.get(node, -1)
       if reply.has_error():
         error = f'{reply.error.code}: {reply.error.reason}'
         found.append(rounds.Reply(client_id, {}, None, error))
@@ -103,47 +127,61 @@ class Nodes:
   def _find(self, wanted: set[int]) -> dict[int, int]:
     """Finds the nodes of clients, and waits for those that are not there.
 
+    It waits once for a client that does not come, and for a node that does not
+    say who it is.
+
     Returns:
       Client -> node. Clients that two nodes claim to be are left out.
     """
     end = time.monotonic() + self._patience
-    asked: set[int] = set()
     while True:
-      present = set(self._grid.get_node_ids())
-      # A node that is silent must not hold up every look.
-      self._ask(sorted(present - set(self._client_of) - asked))
-      asked |= present
-      claims: dict[int, list[int]] = {}
+      self._look()
+      claims: dict[int | None, list[int]] = {}
       for node, client_id in self._client_of.items():
-        if node in present:
-          claims.setdefault(client_id, []).append(node)
-      found = {
-        client_id: nodes[0]
-        for client_id, nodes in claims.items()
-        if len(nodes) == 1 and client_id in wanted
-      }
-      if len(found) == len(wanted) or time.monotonic() > end:
-        for client_id in sorted(wanted & set(claims) - set(found)):
-          _LOG.warning('client %d: two nodes claim to be it', client_id)
-        return found
-      time.sleep(_PAUSE_SECS)
+        claims.setdefault(client_id, []).append(node)
+      found = {i: claims[i][0] for i in wanted if len(claims.get(i, ())) == 1}
+      disputed = (wanted & set(claims)) - set(found)
+      missing = wanted - set(found) - disputed
+      now = time.monotonic()
+      # Starting a client's process takes seconds, whatever the patience is.
+      since = now - max(self._patience, _QUERY_SECS)
+      is_asking = any(asked > since for asked in self._asked.values())
+      if is_asking or (missing - self._missed and now < end):
+        time.sleep(_PAUSE_SECS)
+        continue
+      # Without anybody, the next attempt waits for all again.
+      self._missed = missing if found else set()
+      for client_id in sorted(disputed - self._disputed):
+        _LOG.warning('client %d: two nodes claim to be it', client_id)
+      self._disputed |= disputed
+      return found
 
-  def _ask(self, nodes: Sequence[int]) -> None:
-    """Asks nodes which clients they are."""
+  def _look(self) -> None:
+    """Asks new nodes which clients they are, and hears what others say."""
+    present = set(self._grid.get_node_ids())
+    # A node that comes back may be another client.
+    for known in (self._client_of, self._asked):
+      for node in set(known) - present:
+        del known[node]
+    new = sorted(present - set(self._client_of) - set(self._asked))
     messages = [
       Message(RecordDict(), dst_node_id=node, message_type='query')
-      for node in nodes
+      for node in new
     ]
-    if not messages:
+    sent = list(self._grid.push_messages(messages)) if messages else []
+    # Flower gives None for a message that it could not take.
+    self._asked.update(dict.fromkeys(new, time.monotonic()))
+    self._queries.update(
+      (query, node) for query, node in zip(sent, new) if query
+    )
+    if not self._queries:
       return
-    # Starting a client's process takes seconds, whatever the patience is.
-    timeout = max(self._patience, _QUERY_SECS)
-    for reply in self._grid.send_and_receive(messages, timeout=timeout):
-      if reply.has_error():
+    for reply in self._grid.pull_messages(list(self._queries)):
+      node = self._queries.pop(reply.metadata.reply_to_message_id, None)
+      if node not in self._asked:
         continue
-      record = reply.content.get('who')
-      if isinstance(record, ConfigRecord):
-        client_id = record.get('client')
-        # Only a number can name a client; a node may say anything.
-        if isinstance(client_id, int):
-          self._client_of[reply.metadata.src_node_id] = client_id
+      del self._asked[node]
+      record = None if reply.has_error() else reply.content.get('who')
+      said = record.get('client') if isinstance(record, ConfigRecord) else None
+      # Only a number can name a client; a node may say anything.
+      self._client_of[node] = said if isinstance(said, int) else None

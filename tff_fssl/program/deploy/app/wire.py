@@ -8,6 +8,7 @@ from flwr.app import Array
 from flwr.app import ArrayRecord
 from flwr.app import ConfigRecord
 from flwr.app import RecordDict
+from fssl_app import artefact
 import numpy as np
 
 _VALUES, _ABOUT = 'values', 'about'
@@ -43,7 +44,8 @@ def decode(
   """Reads the values of a message.
 
   Bytes are read as numbers of the expected type, and only if they are as many
-  as expected. Nothing else in the message decides how they are read.
+  as expected, and booleans 0 or 1. Nothing else in the message decides how they
+  are read.
 
   Args:
     content: The content of the message.
@@ -77,5 +79,11 @@ def decode(
     size = math.prod(shape) * dtype.itemsize
     if len(array.data) != size or size > _MOST_BYTES:
       return None
-    values.append(np.frombuffer(array.data, dtype).reshape(shape))
+    try:
+      value = np.frombuffer(array.data, dtype).reshape(shape)
+    except ValueError:  # Nothing, but of a size that no array can have.
+      return None
+    if not artefact.has_valid_bits(value):
+      return None
+    values.append(value)
   return values
