@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_steps
-import tiny_task
 
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import mixmatch
-from tff_fssl.models import adapter
 from tff_fssl.rounds.round_hparams import RoundHparams
 
 _AT_CLIENTS = RoundHparams(scenario='labels_at_clients')
@@ -108,23 +106,6 @@ def test_with_one_view_and_no_mixing_it_is_mean_squared_self_training():
   np.testing.assert_allclose(
     tiny_steps.gradient(algorithm), np.zeros(2), atol=1e-7
   )
-
-
-def test_a_filler_does_not_move_moving_averages():
-  network = adapter.Network(
-    tiny_task.model_fn, seed=1, track_moving_averages=True
-  )
-  algorithm = mixmatch.MixMatch(ramp_rounds=0)
-  views = dict.fromkeys(
-    algorithm.unlabeled_stream().views, 100 * tf.ones([1, 6, 6, 1])
-  )
-  filler = base.BatchExamples(views, tf.constant([0]), tf.zeros([1]))
-  time = base.StepTime(*tf.constant([1, 0, 1]))
-  batch = base.Batch({base.UNLABELED: filler}, {}, time, tf.constant([0, 0]))
-  before = [v.numpy() for v in network.non_trainable_variables]
-  algorithm.step(base.Networks(network, {}), batch)
-  for old, new in zip(before, network.non_trainable_variables, strict=True):
-    np.testing.assert_array_equal(old, new)
 
 
 def test_fillers_change_nothing():

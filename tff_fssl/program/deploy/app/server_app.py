@@ -160,6 +160,7 @@ class Nodes:
     """Asks new nodes which clients they are, and hears what others say."""
     present = set(self._grid.get_node_ids())
     # A node that comes back may be another client.
+    known: dict[int, Any]
     for known in (self._client_of, self._asked):
       for node in set(known) - present:
         del known[node]
