@@ -178,6 +178,16 @@ def test_graphs_that_do_more_than_compute_are_refused(name):
     artefact.check_graph(_graph_of(_REFUSED[name]))
 
 
+def test_attributes_of_newer_versions_may_be_left_out():
+  graph = _graph_of(_REFUSED['DebugIdentity'])
+  (node,) = (
+    n for f in graph.library.function for n in f.node_def if 'Debug' in n.op
+  )
+  for name in ('debug_urls', 'device_name', 'tensor_name'):
+    node.attr.pop(name, None)
+  artefact.check_graph(graph)
+
+
 def test_a_function_cannot_hide_behind_an_operation():
   graph = _graph_of(lambda: tf.constant(1))
   graph.library.function.add().signature.name = 'Neg'
