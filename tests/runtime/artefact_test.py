@@ -161,7 +161,9 @@ _REFUSED = {
   'ImmutableConst': lambda: tf.raw_ops.ImmutableConst(
     dtype=tf.int32, shape=[], memory_region_name='x'
   ),
-  'TextLineDataset': lambda: _variant(tf.data.TextLineDataset('x')),
+  'TextLineDataset': lambda: tf.raw_ops.TextLineDataset(
+    filenames=['x'], compression_type='', buffer_size=1
+  ),
   'CacheDataset': lambda: tf.raw_ops.CacheDataset(
     input_dataset=_variant(tf.data.Dataset.from_tensors(1)),
     filename='x',

@@ -25,7 +25,7 @@ from typing import Any
 import zipfile
 import zlib
 
-from google.protobuf import message
+from google.protobuf import message  # type: ignore[import-untyped]
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
