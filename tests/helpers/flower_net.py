@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-_PATIENCE_SECS = 240
+_PATIENCE_SECS = 400
 
 
 def _free_port():

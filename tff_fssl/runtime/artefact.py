@@ -43,13 +43,14 @@ _TEXT = 'string'
 
 # What graphs may do besides plain arithmetic: see `check_graph`.
 _OPERATIONS = frozenset(
-  """AssignAddVariableOp AssignSubVariableOp AssignVariableOp ConcatenateDataset
-  DatasetFromGraph DatasetToGraphV2 DatasetToSingleElement If OptionalFromValue
-  OptionalGetValue OptionalHasValue OptionalNone PartitionedCall
-  RandomStandardNormal ReadVariableOp ReduceDataset ResourceApplyMomentum
-  StatefulPartitionedCall StatelessIf StatelessWhile TakeDataset TensorDataset
-  TensorListConcatV2 TensorListGetItem TensorListReserve TensorListSetItem
-  TensorListStack VarHandleOp While _Retval""".split()
+  """Assert AssignAddVariableOp AssignSubVariableOp AssignVariableOp
+  ConcatenateDataset DatasetFromGraph DatasetToGraphV2 DatasetToSingleElement
+  If OptionalFromValue OptionalGetValue OptionalHasValue OptionalNone
+  PartitionedCall RandomStandardNormal ReadVariableOp ReduceDataset
+  ResourceApplyMomentum StatefulPartitionedCall StatelessIf StatelessWhile
+  TakeDataset TensorDataset TensorListConcatV2 TensorListGetItem
+  TensorListReserve TensorListSetItem TensorListStack VarHandleOp While
+  _Retval""".split()
 )
 _GRAPH_READER, _GRAPH_WRITER = 'DatasetFromGraph', 'DatasetToGraphV2'
 # Attributes of text that choose how to compute. Others may name a file, an
@@ -106,7 +107,7 @@ def check_graph(graph: Any) -> None:
       elif definition is None:
         is_allowed = node.op in functions
       else:
-        is_allowed = node.op in _OPERATIONS or _is_arithmetic(definition)
+        is_allowed = node.op in _OPERATIONS or _is_arithmetic(definition, node)
       # A function of that name would be called instead.
       if not is_allowed or (definition is not None and node.op in functions):
         raise ArtefactError(
@@ -115,7 +116,7 @@ def check_graph(graph: Any) -> None:
         )
 
 
-def _is_arithmetic(operation: Any) -> bool:
+def _is_arithmetic(operation: Any, node: Any) -> bool:
   """Says whether an operation's definition has numbers alone, and no state."""
   others = [t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant)]
   arguments = (*operation.input_arg, *operation.output_arg)
@@ -124,7 +125,10 @@ def _is_arithmetic(operation: Any) -> bool:
     or operation.name.startswith('_')  # TensorFlow's own, not for graphs.
     or any(argument.type in others for argument in arguments)
     or any(
-      attribute.type in _TEXTS_OF_ATTRIBUTES and attribute.name not in _CHOICES
+      attribute.type in _TEXTS_OF_ATTRIBUTES
+      and attribute.name not in _CHOICES
+      # Newer versions of TensorFlow add some, which have defaults.
+      and attribute.name in node.attr
       for attribute in operation.attr
     )
   )

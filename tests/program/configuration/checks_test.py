@@ -270,7 +270,7 @@ def _config(*argv):
         '--num_labels=10',
         '--labeled_clients=2',
       ],
-      ['2 clients have labels', 'at least 3 of', 'another aggregator'],
+      ['2 clients have labels', 'at least 5 of', 'another aggregator'],
     ),
     (
       # Of a cohort, at least half must train.

@@ -86,7 +86,7 @@ def test_a_federation(version, repository, tmp_path):
       path = data / f'{client_id}.npz'
       config = f'client={client_id} data="{path}" threads=1'
       flower.start_node(f'node{client_id}', config)
-    flower.run(app / 'app', 'threads=1 timeout=40 patience=20')
+    flower.run(app / 'app', 'threads=1 timeout=100 patience=60')
 
   def reach(flower, round_num):
     path = saved / f'round_{round_num}.ckpt'

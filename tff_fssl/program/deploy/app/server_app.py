@@ -160,10 +160,9 @@ class Nodes:
     """Asks new nodes which clients they are, and hears what others say."""
     present = set(self._grid.get_node_ids())
     # A node that comes back may be another client.
-    for node in set(self._client_of) - present:
-      del self._client_of[node]
-    for node in set(self._asked) - present:
-      del self._asked[node]
+    for node in {*self._client_of, *self._asked} - present:
+      self._client_of.pop(node, None)
+      self._asked.pop(node, None)
     new = sorted(present - set(self._client_of) - set(self._asked))
     messages = [
       Message(RecordDict(), dst_node_id=node, message_type='query')
@@ -178,7 +177,7 @@ class Nodes:
     if not self._queries:
       return
     for reply in self._grid.pull_messages(list(self._queries)):
-      node = self._queries.pop(reply.metadata.reply_to_message_id, 0)
+      node = self._queries.pop(reply.metadata.reply_to_message_id, -1)
       if node not in self._asked:
         continue
       del self._asked[node]
