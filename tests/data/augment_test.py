@@ -1,3 +1,4 @@
+import gpu_kernels
 import numpy as np
 import pytest
 from scipy import stats
@@ -129,13 +130,17 @@ def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
   draws = _views(name, policy).strong.draw(len(images), seed)
   pad = augment._padding(height)
   offsets = tf.cast(draws[:, 1:3] * (2 * pad + 1), tf.int32)
-  weak = image_ops.flip_and_crop(
-    tf.constant(images),
-    draws[:, 0] < 0.5,
-    offsets[:, 0],
-    offsets[:, 1],
-    (pad, pad),
-  ).numpy()
+  weak = (
+    image_ops.flip_and_crop(
+      tf.constant(images),
+      draws[:, 0] < 0.5,
+      offsets[:, 0],
+      offsets[:, 1],
+      (pad, pad),
+    )
+    .numpy()
+    .astype(np.uint8)
+  )
   num = rules.num_ops
   ops, args = (
     t.numpy() for t in augment._choose_ops(rules, draws[:, 6 : 6 + 3 * num])
@@ -269,6 +274,22 @@ def test_semifl_draws_from_its_own_list():
   for name, strength in (('color', 1.9), ('solarize', 0), ('posterize', 4)):
     values = args[names_of_ops == name].numpy()
     np.testing.assert_array_equal(values, np.float32(strength))
+
+
+@pytest.mark.skipif(
+  not gpu_kernels.are_known(), reason='needs a TensorFlow for GPUs'
+)
+@pytest.mark.parametrize('policy', _POLICIES)
+@pytest.mark.parametrize('view', ['plain', 'weak', 'strong'])
+def test_no_view_leaves_the_gpu(view, policy):
+  views = _views('cifar10', policy)
+  make = {'plain': lambda x: views.plain(x)}.get(
+    view, lambda x: getattr(views, view)(x, [1, 2])
+  )
+  spec = tf.TensorSpec([None, *_SHAPES['cifar10']], tf.uint8)
+  traced = tf.function(make, autograph=False).get_concrete_function(spec)
+  graph = traced.graph.as_graph_def()
+  assert not gpu_kernels.missing(graph, in_loops=False)
 
 
 @pytest.mark.parametrize('policy', _POLICIES)

@@ -180,7 +180,7 @@ def test_batches_of_no_image_of_one_and_of_one_op(pillow, apply_ops):
   image = np.random.default_rng(6).integers(0, 256, (1, 8, 8, 3), np.uint8)
   empty = apply_ops(image[:0], np.zeros(0, np.int32), np.zeros(0, np.float32))
   assert empty.shape == (0, 8, 8, 3)
-  assert empty.dtype == tf.uint8
+  assert empty.dtype == tf.float32
   for op, name in enumerate(image_ops.OPS):
     result = apply_ops(image, np.array([op], np.int32), np.float32([0.5]))
     assert result.shape == image.shape

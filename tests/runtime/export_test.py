@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import contexts
+import gpu_kernels
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -117,6 +118,23 @@ def test_rounds_are_equal_without_tff(name, tmp_path):
 def test_every_algorithm(name, scenario, tmp_path):
   process = tiny_task.build(name, scenario)
   assert not _compare_rounds(process, scenario, tmp_path)
+
+
+@pytest.mark.skipif(
+  not gpu_kernels.are_known(), reason='needs a TensorFlow for GPUs'
+)
+@pytest.mark.parametrize(
+  'name, scenario',
+  [
+    case if case[0] == 'fl2' else pytest.param(*case, marks=pytest.mark.slow)
+    for case in tiny_task.scenarios()
+  ],
+)
+def test_no_step_leaves_the_gpu(name, scenario, tmp_path):
+  export.export(tiny_task.build(name, scenario).next, str(tmp_path))
+  for path in (tmp_path / 'client').glob('*.pb'):
+    graph = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+    assert not gpu_kernels.missing(graph), path.name
 
 
 @tff.tensorflow.computation(_SEQUENCE.member, np.float32)

@@ -165,6 +165,26 @@ class _Episodes:
     return tf.boolean_mask(order, drawn), tf.boolean_mask(group, drawn)
 
 
+def _words(x: tf.Tensor) -> tf.Tensor | None:
+  """Packs four bytes each into an int32, since GPUs do not gather uint8.
+
+  Args:
+    x: [N, ...].
+
+  Returns:
+    int32 [N, size / 4, rounded up], or None if x is not uint8 of a known size.
+  """
+  num_bytes = x.shape[1:].num_elements()
+  if x.dtype != tf.uint8 or num_bytes is None:
+    return None
+  rows = tf.reshape(x, [-1, num_bytes])
+  if missing := -num_bytes % 4:
+    rows = tf.pad(rows, [[0, 0], [0, missing]])
+  return tf.bitcast(
+    tf.reshape(rows, [-1, (num_bytes + missing) // 4, 4]), tf.int32
+  )
+
+
 class _Source:
   """Labelled or unlabelled examples of a client, never empty.
 
@@ -193,6 +213,16 @@ class _Source:
       name: inference.zero_row(values, self.is_empty)
       for name, values in prepared.items()
     }
+    self._words = _words(self.examples.x)
+
+  def _gather(self, index: tf.Tensor) -> tf.Tensor:
+    """Gathers stored examples, [B, ...]."""
+    if self._words is None:
+      return tf.gather(self.examples.x, index)
+    shape = self.examples.x.shape[1:]
+    parts = tf.bitcast(tf.gather(self._words, index), tf.uint8)
+    parts = tf.reshape(parts, [tf.size(index), -1])
+    return tf.reshape(parts[:, : shape.num_elements()], [-1, *shape])
 
   def draw(self, num: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Draws `num` indices uniformly with replacement."""
@@ -209,7 +239,7 @@ class _Source:
   ) -> base.BatchExamples:
     """Builds a stream's part of a batch from its draws."""
     index = drawn[_INDEX]
-    images = tf.gather(self.examples.x, index)
+    images = self._gather(index)
 
     def make_view(name: str, kind: str) -> tf.Tensor:
       if kind == 'plain':

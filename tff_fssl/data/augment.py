@@ -308,14 +308,14 @@ def _apply_of_semifl(
   """Applies one operation to each image, perhaps one of `_Policy.pool`'s own.
 
   Args:
-    images: uint8 [B, H, W, C].
+    images: float32 [B, H, W, C].
     ops: int32 [B].
     args: float32 [B].
     boxes: int32 [B, 4], for images whose operation is a box.
     fill: The colour of boxes.
 
   Returns:
-    uint8 [B, H, W, C].
+    float32 [B, H, W, C].
   """
   own = tf.where(ops < len(image_ops.OPS), ops, 0)
   images = image_ops.apply(images, own, args)

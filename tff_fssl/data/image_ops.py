@@ -1,10 +1,13 @@
 """Pillow's image operations in the graph, a different one for each image.
 
 Each image of a batch has its own operation and argument. Results equal Pillow's
-bit for bit: they are uint8 after every operation, geometric operations take the
-nearest pixel, and uncovered pixels are black. The batch is split by kind of
-operation and put together again, so that each operation is computed only for
-the images that need it.
+bit for bit: they are whole numbers after every operation, geometric operations
+take the nearest pixel, and uncovered pixels are black. The batch is split by
+kind of operation and put together again, so that each operation is computed
+only for the images that need it.
+
+Functions take images of any type with values from 0 to 255, and return float32,
+which holds these exactly. GPUs lack several of the operations for uint8.
 
 Operations and their arguments (those of Pillow's functions):
 
@@ -59,12 +62,12 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies one operation to each image.
 
   Args:
-    images: uint8 [B, H, W, C], C 1 or 3. All but B static. B may be 0.
+    images: [B, H, W, C], C 1 or 3. All but B static. B may be 0.
     ops: int32 [B], indices into `OPS`.
     args: float32 [B], their arguments. See the module's docstring.
 
   Returns:
-    uint8 [B, H, W, C].
+    float32 [B, H, W, C].
 
   Examples:
     >>> import tensorflow as tf
@@ -74,9 +77,10 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
     ...   op = tf.constant([image_ops.OPS.index(name)])
     ...   changed = image_ops.apply(image, op, tf.constant([argument]))
     ...   print(name, changed.numpy().ravel())
-    solarize [ 10 100  55]
-    translate_x [100 200   0]
+    solarize [ 10. 100.  55.]
+    translate_x [100. 200.   0.]
   """
+  images = tf.cast(images, tf.float32)
   kinds = tf.gather(tf.constant(_KINDS), ops)
   order = tf.dynamic_partition(tf.range(tf.shape(ops)[0]), kinds, 4)
   parts = [tf.gather(images, order[0])]
@@ -151,7 +155,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
     tf.gather_nd(images, chosen), tf.gather_nd(high, chosen)
   )
   tables = tf.tensor_scatter_nd_update(tables, chosen, equalized)
-  tables = tf.reshape(tf.cast(tables, tf.uint8), [-1])
+  tables = tf.reshape(tf.cast(tables, tf.float32), [-1])
   return tf.gather(tables, _offset_sort_by_name(images))
 
 
@@ -161,7 +165,7 @@ def convert_to_gray(images: tf.Tensor) -> tf.Tensor:
       floor((19595 R + 38470 G + 7471 B) / 2^16 + 1/2)
 
   Args:
-    images: uint8 [B, H, W, C], C 1 or 3.
+    images: [B, H, W, C], C 1 or 3.
 
   Returns:
     int32 [B, H, W, 1], in [0, 255]. Images of one channel are unchanged.
@@ -199,7 +203,6 @@ def _smooth(images: tf.Tensor) -> tf.Tensor:
 
 def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies operations that blend with a degenerate image, or away from it."""
-  values = tf.cast(images, tf.float32)
   gray = convert_to_gray(images)
   # Twice the sum exceeds int32 in images above 4 million pixels.
   total = tf.reduce_sum(tf.cast(gray, tf.int64), [1, 2], keepdims=True)
@@ -212,11 +215,11 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
     tf.where(_is(ops, 'contrast', 4), mean, tf.zeros_like(mean)),
   )
   degenerate = tf.where(
-    _is(ops, 'sharpness', 4), _smooth(values), tf.cast(flat, tf.float32)
+    _is(ops, 'sharpness', 4), _smooth(images), tf.cast(flat, tf.float32)
   )
   factor = tf.reshape(args, [-1, 1, 1, 1])
-  blended = degenerate + factor * (values - degenerate)
-  return tf.cast(tf.clip_by_value(blended, 0.0, 255.0), tf.uint8)
+  blended = degenerate + factor * (images - degenerate)
+  return tf.floor(tf.clip_by_value(blended, 0.0, 255.0))
 
 
 def _gather_pixels(images: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
@@ -275,13 +278,13 @@ def shear_smoothly(
   """Shears images by bilinear interpolation, as Pillow does.
 
   Args:
-    images: uint8 [B, H, W, C]. All but B static.
+    images: [B, H, W, C]. All but B static.
     along_y: bool [B], whether `shear_y` is meant, else `shear_x`.
     coefficients: float32 [B], of `Image.transform(AFFINE, BILINEAR)`. They are
       rounded to six decimals.
 
   Returns:
-    uint8 [B, H, W, C].
+    float32 [B, H, W, C].
 
   Examples:
     >>> import tensorflow as tf
@@ -290,8 +293,9 @@ def shear_smoothly(
     >>> along_y = tf.constant([False])
     >>> smooth = image_ops.shear_smoothly(image, along_y, tf.constant([0.5]))
     >>> print(smooth.numpy().ravel())
-    [ 32 125 200]
+    [ 32. 125. 200.]
   """
+  images = tf.cast(images, tf.float32)
   _, height, width, _ = images.shape
   # In Pillow's precision and order: results are cut off to integers.
   by = tf.round(tf.cast(coefficients, tf.float64) * 1e6) / 1e6
@@ -322,7 +326,7 @@ def shear_smoothly(
     return tf.cast(_gather_pixels(images, index), tf.float64)
 
   here = neighbour(0)
-  return tf.cast(here + (neighbour(1) - here) * share, tf.uint8)
+  return tf.cast(tf.floor(here + (neighbour(1) - here) * share), tf.float32)
 
 
 def flip_and_crop(
@@ -335,14 +339,14 @@ def flip_and_crop(
   """Pads images by reflection, crops them, then mirrors some.
 
   Args:
-    images: uint8 [B, H, W, C].
+    images: [B, H, W, C].
     flip: bool [B], whether to mirror left and right.
     offset_y: int32 [B], upper edge of the crop, 0 to twice the padding.
     offset_x: int32 [B], left edge of the crop, 0 to twice the padding.
     padding: Padding of height and width on each side, less than the side.
 
   Returns:
-    uint8 [B, H, W, C].
+    float32 [B, H, W, C].
 
   Examples:
     >>> import tensorflow as tf
@@ -354,9 +358,10 @@ def flip_and_crop(
     ...     image, tf.constant([flip]), left, left, padding=(0, 1)
     ...   )
     ...   print(cropped.numpy().ravel())
-    [2 1 2 3]
-    [3 2 1 2]
+    [2. 1. 2. 3.]
+    [3. 2. 1. 2.]
   """
+  images = tf.cast(images, tf.float32)
   _, height, width, _ = images.shape
 
   def source(offset, size, pad):
@@ -377,12 +382,12 @@ def fill_boxes(
   """Fills a box in each image.
 
   Args:
-    images: uint8 [B, H, W, C].
+    images: [B, H, W, C].
     boxes: int32 [B, 4]: left, upper, right and lower edge, all inclusive.
     fill: C values.
 
   Returns:
-    uint8 [B, H, W, C].
+    float32 [B, H, W, C].
 
   Examples:
     >>> import tensorflow as tf
@@ -390,10 +395,11 @@ def fill_boxes(
     >>> images = tf.zeros([1, 3, 4, 1], tf.uint8)
     >>> filled = image_ops.fill_boxes(images, tf.constant([[1, 0, 2, 1]]), (7,))
     >>> print(filled.numpy()[0, :, :, 0])
-    [[0 7 7 0]
-     [0 7 7 0]
-     [0 0 0 0]]
+    [[0. 7. 7. 0.]
+     [0. 7. 7. 0.]
+     [0. 0. 0. 0.]]
   """
+  images = tf.cast(images, tf.float32)
   _, height, width, channels = images.shape
   # Values of pixels in one axis, since broadcasting over a short one is slow.
   lines = tf.reshape(images, [-1, height, width * channels])
@@ -401,12 +407,12 @@ def fill_boxes(
   def within(low, high, size, repeats=1):
     position = tf.repeat(tf.range(size), repeats)[None, :]
     inside = (position >= low[:, None]) & (position <= high[:, None])
-    return tf.cast(inside, tf.uint8)
+    return tf.cast(inside, tf.float32)
 
   left, upper, right, lower = tf.unstack(boxes, axis=1)
   rows = within(upper, lower, height)[:, :, None]
   columns = within(left, right, width, channels)[:, None, :]
-  color = tf.constant(np.tile(np.array(fill, np.uint8), width))
-  # uint8 wraps around: exactly `color` inside, exactly the image outside.
+  color = tf.constant(np.tile(np.array(fill, np.float32), width))
+  # Exactly `color` inside, exactly the image outside.
   filled = lines + rows * columns * (color - lines)
   return tf.reshape(filled, tf.shape(images))
