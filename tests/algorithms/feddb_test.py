@@ -40,7 +40,7 @@ class _Certain:
     self._probs = tf.constant(probs, tf.float32)
     self.unlabeled = base.Examples(None, tf.fill([len(probs)], -1))
 
-  def predict(self, batch_size):
+  def predict(self, batch_size, *, own_moments=False):
     return self._probs
 
 
@@ -445,7 +445,7 @@ class TestTrust:
   def test_what_protection_refuses(self, kind, refused, remedy):
     given = ['--algorithm=feddb', '--scenario=labels_at_clients']
     given += ['--dataset=digits', '--norm=gn', '--num_clients=10']
-    given += [f'--aggregator={kind}']
+    given += [f'--aggregator={kind}', '--max_client_examples=99']
     given += ['--simulate_secure_aggregation'] * (kind == 'secure')
     with pytest.raises(UsageError, match=f'--feddb.{remedy}'):
       config.parse_config([*given, f'--feddb.weights={refused}'])

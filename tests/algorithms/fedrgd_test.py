@@ -437,8 +437,11 @@ class TestAggregators:
   def test_groups_refuse_all_but_the_mean(self, name):
     argv = ['--algorithm=fedrgd', f'--aggregator={name}']
     argv += {
-      'secure': ['--simulate_secure_aggregation'],
-      'dp': ['--dp_delta=0.001'],
+      'secure': [
+        '--simulate_secure_aggregation',
+        '--max_client_examples=99',
+      ],
+      'dp': ['--dp_delta=0.001', '--max_client_examples=99'],
     }.get(name, [])
     with pytest.raises(hparams_lib.UsageError) as error:
       config_lib.parse_config(argv)

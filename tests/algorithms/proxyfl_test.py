@@ -544,7 +544,7 @@ class TestTrust:
   def test_protected_sums(self, kind):
     given = ['--algorithm=proxyfl', '--scenario=labels_at_clients']
     given += ['--dataset=digits', '--norm=gn', '--num_clients=20']
-    given += [f'--aggregator={kind}']
+    given += [f'--aggregator={kind}', '--max_client_examples=60000']
     if kind == 'secure':
       given += ['--simulate_secure_aggregation']
     with pytest.raises(UsageError, match='not part of the sum') as refused:

@@ -43,10 +43,10 @@ def _rounds(first_round, last_round, *, num, interval, variant='ours'):
   for round_num in range(first_round, last_round + 1):
     sent = algorithm.broadcasts(state)
     assert sorted(sent) == ['num_past_models', 'past_models']
-    num_sent = int(sent['num_past_models'].value)
+    num_sent = int(state.memory.num_past_models)
     assert sent['num_past_models'].when is None
     assert bool(sent['past_models'].when) == (num_sent > 0)
-    rows = sent['past_models'].value.numpy()
+    rows = state.memory.past_models.numpy()
     assert rows.shape == (num, 3)
     np.testing.assert_array_equal(
       rows[:num_sent], rows[:num_sent, :1] + [[0, 1, 2]]
