@@ -66,7 +66,7 @@ def build_aggregator(
     ...   output = process.next(process.initialize(), list(updates), [1.0] * 5)
     ...   print(name, output.result.round(2))
     mean [ 19.6 -16.4]
-    robust [1.37 1.37]
+    robust [1.22 1.52]
   """
   builder = aggregator_hparams.AGGREGATORS[hparams.aggregator].builder
   return hparams_lib.import_function(builder)(

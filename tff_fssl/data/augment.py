@@ -175,9 +175,42 @@ class _Policy:
   pool: Sequence[int] = tuple(range(len(image_ops.OPS)))
 
   @property
-  def has_boxes_in_turn(self) -> bool:
-    """Tells whether cutout is an operation among others, not the last one."""
-    return _BOX in self.pool
+  def _num_boxes(self) -> int:
+    """Returns the boxes of an image: one at last, or one in each operation."""
+    return self.num_ops if _BOX in self.pool else 1
+
+  @property
+  def num_draws(self) -> int:
+    """Returns the random numbers for an image."""
+    return 3 * (self.num_ops + self._num_boxes)
+
+  def change(
+    self, images: tf.Tensor, draws: tf.Tensor, fill: tuple[int, ...]
+  ) -> tf.Tensor:
+    """Changes images.
+
+    Args:
+      images: float32 [B, H, W, C].
+      draws: float32 [B, num_draws], in [0, 1).
+      fill: The colour of cutout, C values.
+
+    Returns:
+      float32 [B, H, W, C].
+    """
+    first, of_ops, others = tf.split(
+      draws, [3, 3 * self.num_ops, 3 * (self._num_boxes - 1)], axis=1
+    )
+    places = tf.split(tf.concat([first, others], 1), self._num_boxes, axis=1)
+    boxes = [self.boxes(of_box) for of_box in places]
+    ops, args = _choose_ops(self, of_ops)
+    for i in range(self.num_ops):
+      if _BOX in self.pool:
+        images = _apply_of_semifl(images, ops[:, i], args[:, i], boxes[i], fill)
+      else:
+        images = image_ops.apply(images, ops[:, i], args[:, i])
+    if _BOX in self.pool:
+      return images
+    return image_ops.fill_boxes(images, boxes[0], fill)
 
 
 def _check(
@@ -246,10 +279,6 @@ def build_views(
   if channels == 1:
     gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
     fill = (int(gray),)
-  num_ops, in_turn = strong_policy.num_ops, strong_policy.has_boxes_in_turn
-  num_draws = 6 + 3 * num_ops
-  if in_turn:  # The first operation has the box of the others' cutout.
-    num_draws += 3 * (num_ops - 1)
   padding = _padding(height), _padding(width)
   # One number for every value, since broadcasting over a short axis is slow.
   pixels = height * width
@@ -275,26 +304,13 @@ def build_views(
 
   def strong(images, draws):
     images = tf.ensure_shape(images, [None, *image_shape])
-    of_boxes, of_ops, more = tf.split(
-      draws[:, 3:], [3, 3 * num_ops, num_draws - 6 - 3 * num_ops], axis=1
-    )
-    ops, args = _choose_ops(strong_policy, of_ops)
     images = weaken(images, draws[:, :3])
-    if not in_turn:
-      for i in range(num_ops):
-        images = image_ops.apply(images, ops[:, i], args[:, i])
-      boxes = strong_policy.boxes(of_boxes)
-      return plain(image_ops.fill_boxes(images, boxes, fill))
-    places = tf.split(tf.concat([of_boxes, more], 1), num_ops, axis=1)
-    for i in range(num_ops):
-      boxes = strong_policy.boxes(places[i])
-      images = _apply_of_semifl(images, ops[:, i], args[:, i], boxes, fill)
-    return plain(images)
+    return plain(strong_policy.change(images, draws[:, 3:], fill))
 
   return Views(
     plain,
     RandomView(3, weak, WEAK_SALT),
-    RandomView(num_draws, strong, STRONG_SALT),
+    RandomView(3 + strong_policy.num_draws, strong, STRONG_SALT),
   )
 
 

@@ -192,10 +192,8 @@ def build_server_step(
     states: Makes the model after a round.
     networks: The names of the auxiliary networks that clients upload.
     restore: The part of the model's update that was sent -> the update.
-    make_training: Returns the server's training, if it trains. It is called
-      where variables may be made.
-    keeps_momentum: Whether the momentum of that training is part of the state.
-      If not, training gets none.
+    make_training: Makes the server's training and its variables, if it trains.
+    keeps_momentum: Whether training's momentum is part of the state, or none.
     non_negative: Indices of non-trainable weights that no update may make
       negative: variances.
 

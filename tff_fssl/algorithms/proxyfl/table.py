@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
+import functools
 from typing import TypeAlias
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -68,21 +69,6 @@ def build_table(
     (kernel,) = specs['proxies_kernel'].shape[:1]
     row_specs[CLASSIFIER] = tf.TensorSpec([kernel, population.num_classes])
 
-  def initialize() -> _Table:
-    # PyTorch's initial weights.
-    seed = seeds.fold_in(seeds.of_server(population.seed, 0), seeds.EXCHANGE)
-    limit = specs['proxies_kernel'].shape[0] ** -0.5
-    num_classes = population.num_classes
-    return collections.OrderedDict(
-      [(PRIOR, tf.fill([num_classes], 1.0 / num_classes))],
-      **{
-        name: tf.random.stateless_uniform(
-          spec.shape, seeds.fold_in(seed, i), -limit, limit
-        )
-        for i, (name, spec) in enumerate(specs.items())
-      },
-    )
-
   def accept(
     table: _Table,
     rows: exchange_lib.Rows,
@@ -103,7 +89,7 @@ def build_table(
     )
 
   return exchange_lib.Exchange(
-    initialize=initialize,
+    initialize=functools.partial(_initialize, specs, population),
     message=lambda table, model, round_num: table,
     receive=lambda table, client_id: dict(table),
     row_specs=row_specs,
@@ -113,6 +99,24 @@ def build_table(
     for_update=sends_rows,
     # The server knows it from the update.
     not_counted=(CLASSIFIER,) if sends_rows else (),
+  )
+
+
+def _initialize(
+  specs: Mapping[str, tf.TensorSpec], population: exchange_lib.Population
+) -> _Table:
+  """Makes the first table: equal frequencies, PyTorch's initial weights."""
+  seed = seeds.fold_in(seeds.of_server(population.seed, 0), seeds.EXCHANGE)
+  limit = specs['proxies_kernel'].shape[0] ** -0.5
+  num_classes = population.num_classes
+  return collections.OrderedDict(
+    [(PRIOR, tf.fill([num_classes], 1.0 / num_classes))],
+    **{
+      name: tf.random.stateless_uniform(
+        spec.shape, seeds.fold_in(seed, i), -limit, limit
+      )
+      for i, (name, spec) in enumerate(specs.items())
+    },
   )
 
 
