@@ -308,8 +308,8 @@ def build_client_work(
   OrderedDict(update, row).
 
   If the algorithm sets no weight, a client's weight is 1 or the number of
-  examples that it processed. One that holds nothing to train on does not report,
-  and weighs 0. So does one whose update is not finite: its report is ignored,
+  examples that it processed. One with nothing to train on does not report, and
+  weighs 0. So does one whose update is not finite: its report is ignored,
   and `num_non_finite_clients` counts it. If no metrics are released, its weight
   is NaN, so that the aggregator counts it. A client whose data cannot be used
   is rejected.
