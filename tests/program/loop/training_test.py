@@ -197,8 +197,8 @@ def test_the_first_rejection_is_explained(tmp_path):
       return ['client 7: rejected: its weight']
 
   class Rejects(fakes.FakeProcess):
-    def next(self, state, cohort):
-      output = super().next(state, cohort)
+    def _next(self, state, cohort):
+      output = super()._next(state, cohort)
       rejects = int(output.state.client_work) > 1
       output.metrics['client_work']['train']['num_rejected_clients'] = rejects
       return output
