@@ -15,6 +15,7 @@ from tff_fssl.algorithms import proxyfl
 from tff_fssl.algorithms import sage
 from tff_fssl.algorithms.proxyfl import proxies
 from tff_fssl.algorithms.proxyfl import table as table_lib
+from tff_fssl.client import seeds
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
@@ -420,7 +421,7 @@ class TestRounds:
         batch_size=2,
         learning_rate=0.1,
         has_margin=True,
-        seed=tf.constant(1),
+        seed=seeds.fold_in(seeds.of_server(5, tf.constant(1)), seeds.UPDATE),
       )
     else:
       _, gradient = proxies.tuning_gradient(
