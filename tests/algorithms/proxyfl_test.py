@@ -421,7 +421,7 @@ class TestRounds:
         batch_size=2,
         learning_rate=0.1,
         has_margin=True,
-        seed=seeds.fold_in(seeds.of_server(5, tf.constant(1)), seeds.UPDATE),
+        seed=seeds.fold_in(seeds.server_seed(5, tf.constant(1)), seeds.UPDATE),
       )
     else:
       _, gradient = proxies.tuning_gradient(

@@ -9,7 +9,7 @@ from tff_fssl.client import seeds
 
 def test_runs_rounds_and_purposes_have_seeds_of_their_own():
   drawn = [
-    tuple(seeds.fold_in(seeds.of_server(run, tf.constant(r)), p).numpy())
+    tuple(seeds.fold_in(seeds.server_seed(run, tf.constant(r)), p).numpy())
     for run, r, p in itertools.product((0, 1), (0, 1, 2), range(12))
   ]
   assert len({*drawn}) == len(drawn) == 72

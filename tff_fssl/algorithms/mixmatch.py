@@ -162,7 +162,7 @@ class MixMatch(base.Algorithm):
     if base.LABELED in batch.streams:
       parts = slice(None, rows.num_labeled), slice(rows.num_labeled, None)
       groups = [(rows.images[part], rows.weights[part]) for part in parts]
-    logits = tf.concat(joint_pass.without_fillers(call, *groups), 0)
+    logits = tf.concat(joint_pass.skip_fillers(call, *groups), 0)
     error = rows.mean(
       losses.squared_error, logits, slice(rows.num_labeled, None)
     )

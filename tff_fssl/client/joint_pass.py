@@ -38,11 +38,11 @@ def outputs(call: _Call, batch: base.Batch) -> list[tf.Tensor]:
   ]
   if base.LABELED in batch.streams:
     groups.append((batch.labeled.views['weak'], batch.labeled.weights))
-  unlabeled, *labeled = without_fillers(call, *groups)
+  unlabeled, *labeled = skip_fillers(call, *groups)
   return [*tf.split(unlabeled, 2), *labeled]
 
 
-def without_fillers(
+def skip_fillers(
   call: _Call, *groups: tuple[tf.Tensor, tf.Tensor]
 ) -> list[tf.Tensor]:
   """Computes outputs of examples at once, so that batch norm sees no filler.

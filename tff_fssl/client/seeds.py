@@ -24,7 +24,7 @@ from tff_fssl.lazy import tf
 _SERVER = 1
 
 
-def of_server(run_seed: int, round_num: int | tf.Tensor) -> tf.Tensor:
+def server_seed(run_seed: int, round_num: int | tf.Tensor) -> tf.Tensor:
   """Derives the server's seed of a round, int32 [2], from the run's."""
   return fold_in(tf.stack([run_seed, round_num]), _SERVER)
 

@@ -251,11 +251,11 @@ def near_images(train: np.ndarray, test: np.ndarray) -> dict[int, int]:
     Number of a test image -> that of a training image which is near, but not
     equal. Images that also equal one are left out.
   """
+  if train.dtype != np.uint8 or not len(train) or not len(test):
+    return {}
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import spatial
 
-  if train.dtype != np.uint8 or not len(train) or not len(test):
-    return {}
   tree = spatial.cKDTree(_part_means(train))
   found = {}
   candidates: Sequence[list[int]] = tree.query_ball_point(

@@ -157,7 +157,7 @@ class ServerSide:
       server_step.Sets,
     ]:
       labeled = self._read_data()
-      seed = seeds.of_server(self.seed, round_num)
+      seed = seeds.server_seed(self.seed, round_num)
       if copy:  # The first training has the same seed, however many follow.
         seed = seeds.fold_in(seeds.fold_in(seed, seeds.COPY), copy)
       result = local.run(

@@ -51,7 +51,7 @@ class _Server(base.Server):
     self._non_negative, self._auxiliary = non_negative, auxiliary
     self.round_num = state['round_num']
     self.seed = seeds.fold_in(
-      seeds.of_server(seed, self.round_num), seeds.UPDATE
+      seeds.server_seed(seed, self.round_num), seeds.UPDATE
     )
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])

@@ -104,7 +104,7 @@ def build_list(
     some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
     # Sorted by content, so that the order of arrival does not matter.
     sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
-    seed = seeds.of_server(population.seed, round_num)
+    seed = seeds.server_seed(population.seed, round_num)
     drawn = tf.argsort(
       tf.random.stateless_uniform(
         tf.shape(some), seeds.fold_in(seed, seeds.EXCHANGE)

@@ -106,7 +106,7 @@ def _initialize(
   specs: Mapping[str, tf.TensorSpec], population: exchange_lib.Population
 ) -> _Table:
   """Makes the first table: equal frequencies, PyTorch's initial weights."""
-  seed = seeds.fold_in(seeds.of_server(population.seed, 0), seeds.EXCHANGE)
+  seed = seeds.fold_in(seeds.server_seed(population.seed, 0), seeds.EXCHANGE)
   limit = specs['proxies_kernel'].shape[0] ** -0.5
   num_classes = population.num_classes
   return collections.OrderedDict(
