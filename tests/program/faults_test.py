@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -272,11 +273,13 @@ def test_checkpoints_without_flags_are_not_adopted(run, capsys):
 def test_what_is_no_run_is_left_out_with_a_warning(
   program, run, capsys, monkeypatch
 ):
-  monkeypatch.setattr(evaluation, 'load_run', lambda folder, _: folder)
+  monkeypatch.setattr(
+    evaluation, 'load_run', lambda *_: types.SimpleNamespace(changed=())
+  )
   monkeypatch.setattr(
     evaluation,
     '_evaluate_loaded',
-    lambda folder, *_: evaluation.Evaluation({'model': folder}, {}),
+    lambda *_: evaluation.Evaluation({'model': 'run'}, {}),
   )
   folder = run.parent
   (folder / 'notes.txt').write_text('')
