@@ -17,6 +17,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import hypothesis
 import pytest
 
+import tff_fssl  # noqa: F401  # Before tensorflow_federated: see `bridge`.
+
 # As programs do, see `program.commands.main`.
 gc.set_threshold(20_000)
 

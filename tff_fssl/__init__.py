@@ -18,6 +18,13 @@ __version__ = '0.4.0'
 # TensorFlow reads it when it is imported. It reports factories of CUDA as
 # errors, and types in sound graphs as warnings.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+
+# Older ones are told so by `this_python`.
+if sys.version_info >= (3, 11):
+  from tff_fssl import bridge
+
+  bridge.install()
 
 # Name -> its module. `runtime` and `training` are modules themselves.
 _EXPORTED = {
