@@ -37,9 +37,10 @@ def test_each_stand_in_is_needed(package):
   """A stand-in for what TFF no longer imports should go."""
   code = (
     'import sys; from tff_fssl import bridge;'
-    f' [bridge.STAND_INS.pop(n) for n in [*bridge.STAND_INS] if n.split(".")[0] == {package!r}];'
-    f' sys.modules[{package!r}] = None;'
-    ' import tensorflow_federated'
+    f'ours = [n for n in bridge.STAND_INS if n.split(".")[0] == {package!r}];'
+    '[bridge.STAND_INS.pop(name) for name in ours];'
+    f'sys.modules[{package!r}] = None;'
+    'import tensorflow_federated'
   )
   assert re.search(rf'(ModuleNotFound|Import)Error: .*{package}', _run(code))
 

@@ -14,7 +14,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from typing import Any, NoReturn
+from typing import Any
 
 TFF = 'tensorflow_federated'
 # Its metadata demand a Python below 3.12, and versions of 2023.
