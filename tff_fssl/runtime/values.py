@@ -161,8 +161,18 @@ def _fits(value: Any, type_spec: tff.TensorType) -> bool:
     return info.min <= value <= info.max
   if isinstance(value, (float, complex)):
     kind = np.floating if isinstance(value, float) else np.complexfloating
-    return issubclass(dtype, kind) and bool(np.can_cast(value, dtype))
+    return issubclass(dtype, kind) and _is_in_range(value, dtype)
   return isinstance(value, (str, bytes)) and dtype is np.str_
+
+
+def _is_in_range(value: complex, dtype: type[np.generic]) -> bool:
+  """Says whether a Python scalar becomes no infinity; infinities may stay."""
+  try:
+    with np.errstate(over='raise'):
+      np.asarray(value, dtype)
+  except FloatingPointError:
+    return False
+  return True
 
 
 def _describe(value: Any) -> str:
