@@ -1,5 +1,7 @@
 """TFF 0.87 can be imported, and says what it lacks where that is used."""
 
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -11,21 +13,69 @@ import tensorflow_federated as tff
 from tff_fssl import bridge
 
 
-def _run(code):
+def _run(code, **environment):
   done = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=False
+    [sys.executable, '-c', code],
+    env={**os.environ, **environment},
+    capture_output=True,
+    text=True,
+    check=False,
   )
   return done.stdout.strip() or done.stderr.strip()
 
 
 def test_tff_imports_without_what_nobody_calls():
+  """And TensorFlow writes nothing, which `2>&1` would show here."""
   code = (
-    'import sys, tff_fssl, tensorflow_federated;'
-    'names = sys.argv[1:];'
+    'import os, sys; os.dup2(1, 2); import tff_fssl, tensorflow_federated;'
     "print([n for n in ('jax', 'vizier', 'tensorflow_model_optimization',"
-    " 'tensorflow_privacy', 'tensorflow_probability') if n in sys.modules])"
+    " 'tensorflow_probability') if n in sys.modules])"
   )
-  assert _run(code) == '[]'
+  assert _run(code, TF_CPP_MIN_LOG_LEVEL='3') == '[]'
+
+
+_LOG = [
+  'WARNING: All log messages before absl::InitializeLog() is called ...',
+  'I0000 00:00:1795817197.073794     690 cudart_stub.cc:31] No CUDA drivers.',
+  'W0000 00:00:1795817197.073794     690 a.cc:1] Odd.',
+  'E0000 00:00:1795817197.073794     690 a.cc:1] Wrong.',
+  'F0000 00:00:1795817197.073794     690 a.cc:1] No AVX instructions.',
+  'ImportError: libc.so.6: version not found',
+]
+
+
+@pytest.mark.parametrize(
+  'level, first', [('0', 0), ('1', 2), ('2', 3), ('3', 4), ('x', 0)]
+)
+def test_the_level_of_the_log_holds_while_libraries_load(level, first):
+  """What is no log passes, though the process is aborted."""
+  lines = '\n'.join(_LOG)
+  code = (
+    'import os; from tff_fssl import bridge\n'
+    f'with bridge.quiet(): os.write(2, {lines!r}.encode()); os.abort()'
+  )
+  shown = _run(code, TF_CPP_MIN_LOG_LEVEL=level).splitlines()
+  assert shown == _LOG[first:]
+
+
+def test_stderr_is_as_before_when_libraries_are_loaded():
+  code = (
+    'import os; from tff_fssl import bridge\n'
+    "with bridge.quiet(): os.write(2, b'during ')\n"
+    "os.write(2, b'I0000 after')"
+  )
+  assert _run(code, TF_CPP_MIN_LOG_LEVEL='3') == 'during \nI0000 after'
+
+
+def test_without_a_stderr_or_a_filter_libraries_load():
+  code = (
+    'import os; from tff_fssl import bridge\n'
+    "os.environ['PATH'] = ''\n"
+    "with bridge.quiet(): print('no grep', flush=True)\n"
+    'os.close(2)\n'
+    "with bridge.quiet(): print('no stderr')"
+  )
+  assert _run(code, TF_CPP_MIN_LOG_LEVEL='3') == 'no grep\nno stderr'
 
 
 _PACKAGES = sorted({name.partition('.')[0] for name in bridge.STAND_INS})
@@ -48,6 +98,62 @@ def test_each_stand_in_is_needed(package):
 def test_use_of_a_stand_in_says_what_is_missing():
   with pytest.raises(ImportError, match=r'jax.* is not installed .* tff\.jax'):
     tff.jax.computation(lambda x: x, np.int32)
+
+
+def test_use_of_any_part_of_a_stand_in_says_what_is_missing():
+  with bridge.stand_ins():
+    import tensorflow_model_optimization.python.core as part
+  for name in (part, part.internal, part.internal.tensor_encoding):
+    with pytest.raises(ImportError, match='needs it for tff.*EncodedSumFact'):
+      name.anything.at_all()
+  assert 'tensorflow_model_optimization' not in sys.modules
+
+
+@pytest.mark.slow
+def test_an_installed_package_is_used(tmp_path):
+  client = tmp_path / 'vizier' / 'client'
+  client.mkdir(parents=True)
+  (client / 'client_abc.py').write_text('TrialInterface = StudyInterface = 0')
+  (client.parent / 'pyvizier.py').write_text('Measurement = "theirs"')
+  code = (
+    'import sys, tff_fssl, tensorflow_federated as tff;'
+    'fn = tff.learning.programs.train_model_with_vizier;'
+    'module = sys.modules[fn.__module__];'
+    "print(module.pyvizier.Measurement, sys.modules['vizier'].__path__[0])"
+  )
+  path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
+  assert _run(code, PYTHONPATH=path) == f'theirs {client.parent}'
+
+
+def test_tff_finds_all_that_it_uses_of_tensorflow_privacy():
+  package = sys.modules['tensorflow_privacy']
+  names = {
+    name
+    for path in pathlib.Path(tff.__file__).parent.rglob('*.py')
+    if 'import tensorflow_privacy as tfp' in (text := path.read_text())
+    for name in re.findall(r'\btfp\.(\w+)', text)
+  }
+  assert len(names) > 10
+  for name in names:
+    try:
+      assert getattr(package, name).__name__.endswith(name)
+    except ModuleNotFoundError as error:
+      # Of those that draw discrete noise.
+      assert error.name == 'tensorflow_probability'
+  with pytest.raises(AttributeError, match='NoSuchQuery'):
+    package.NoSuchQuery  # noqa: B018
+
+
+@pytest.mark.slow
+def test_tff_can_be_imported_after_it_could_not_be():
+  code = (
+    'try: import tensorflow_federated\n'
+    'except ImportError: print("failed")\n'
+    'import tff_fssl, tensorflow_federated as tff\n'
+    'print(tff.aggregators.DifferentiallyPrivateFactory.__name__)'
+  )
+  lines = _run(code).splitlines()
+  assert lines == ['failed', 'DifferentiallyPrivateFactory']
 
 
 def test_without_tff_the_line_that_installs_it_is_named():

@@ -2,16 +2,21 @@
 
 TFF imports packages that nothing here calls, in versions that are not to be had
 for today's Pythons. While TFF is imported, and only then, each of them that
-cannot be imported is a stand-in, whose use says what is missing.
+cannot be imported is a stand-in, whose use says what is missing. TensorFlow
+itself is imported without what its libraries log while they load.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
+import os
+import subprocess
 import sys
 import types
 from typing import Any
@@ -32,17 +37,10 @@ STAND_INS = {
   'vizier.client.client_abc': 'tff.learning.programs.train_model_with_vizier',
   'vizier.pyvizier': 'tff.learning.programs.train_model_with_vizier',
 }
-# TFF's mechanisms of differential privacy are classes of these modules. The
-# package itself imports estimators, which TensorFlow no longer has.
-_QUERIES = 'tensorflow_privacy.privacy.dp_query'
-_QUERY_MODULES = (
-  'dp_query',
-  'gaussian_query',
-  'no_privacy_query',
-  'normalized_query',
-  'quantile_adaptive_clip_sum_query',
-  'quantile_estimator_query',
-)
+
+
+def _package(module: str) -> str:
+  return module.partition('.')[0]
 
 
 class _Missing:
@@ -65,10 +63,13 @@ class _Missing:
     """Raises `ImportError`; TFF's own decorators and registrations pass."""
     if _importing:
       return args[0] if args else None
-    package = self._module.partition('.')[0]
+    package = _package(self._module)
+    (use,) = {
+      use for name, use in STAND_INS.items() if _package(name) == package
+    }
     raise ImportError(
       f'{self._name} was called, but {package} is not installed (or too new);'
-      f' TensorFlow Federated 0.87 needs it for {STAND_INS[self._module]}'
+      f' TensorFlow Federated 0.87 needs it for {use}'
     )
 
 
@@ -111,47 +112,59 @@ def _stand_in(name: str, needed: Sequence[str]) -> dict[str, types.ModuleType]:
   return modules
 
 
-def _empty_privacy() -> types.ModuleType:
-  """Makes a `tensorflow_privacy` without names, whose modules are there."""
-  spec = importlib.machinery.PathFinder.find_spec('tensorflow_privacy')
-  if spec is None:
-    raise ImportError(
-      'tensorflow-privacy is not installed: pip install --no-deps'
-      ' tensorflow-privacy==0.9.0'
-    )
-  package = types.ModuleType(spec.name)
-  package.__path__ = list(spec.submodule_search_locations or ())
-  return package
+def _import_privacy() -> None:
+  """Imports tensorflow-privacy without its names, until one of them is read.
 
+  TFF's mechanisms of differential privacy are classes of it. Its other names
+  need estimators, which TensorFlow no longer has, and tensorflow-probability.
+  """
+  sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
+  try:
+    package = importlib.import_module('tensorflow_privacy')
+  except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+      f'TensorFlow Federated needs {error.name}: pip install --no-deps'
+      ' tensorflow-privacy==0.9.0',
+      name=error.name,
+    ) from None
+  finally:
+    del sys.skip_tf_privacy_import  # type: ignore[attr-defined]
+  modules = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(inspect.getsource(package)))
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
+  }
 
-def _add_queries(package: types.ModuleType) -> None:
-  """Adds the classes that TFF uses to an empty `tensorflow_privacy`."""
-  for name in _QUERY_MODULES:
-    module = importlib.import_module(f'{_QUERIES}.{name}')
-    for key, value in vars(module).items():
-      if isinstance(value, type) and value.__module__ == module.__name__:
-        setattr(package, key, value)
+  def find(name: str) -> Any:
+    if name not in modules:
+      raise AttributeError(f'tensorflow_privacy has no attribute {name!r}')
+    return getattr(__import__(modules[name], fromlist=[name]), name)
+
+  package.__getattr__ = find  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
   """Enters a context in which what TFF imports and nobody calls is there."""
   global _importing
+  # These must not find stand-ins, so that they are imported before.
+  importlib.import_module('tensorflow').keras  # noqa: B018
+  _import_privacy()
+  # An import that failed, before this module was there, leaves parts of TFF.
+  for name in [name for name in sys.modules if name.startswith(f'{TFF}.')]:
+    del sys.modules[name]
   added: dict[str, types.ModuleType] = {}
   packages: dict[str, list[str]] = {}
   for module in STAND_INS:
-    packages.setdefault(module.partition('.')[0], []).append(module)
+    packages.setdefault(_package(module), []).append(module)
   for name, needed in packages.items():
     if not all(map(_is_there, needed)):
       added |= _stand_in(name, needed)
-  if 'tensorflow_privacy' not in sys.modules:
-    added['tensorflow_privacy'] = _empty_privacy()
   before = {name: sys.modules.get(name) for name in added}
   sys.modules.update(added)
   _importing = True
   try:
-    if 'tensorflow_privacy' in added:
-      _add_queries(added['tensorflow_privacy'])
     yield
   finally:
     _importing = False
@@ -163,44 +176,97 @@ def stand_ins() -> Iterator[None]:
         sys.modules[name] = module
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+  """Enters a context in which `TF_CPP_MIN_LOG_LEVEL` holds for libraries.
+
+  TensorFlow 2.21 heeds it once it is imported; what its libraries log while
+  they load goes to descriptor 2. Meanwhile `grep` stands there, and lets
+  everything else pass, even when the process is aborted.
+  """
+  level = os.environ.get('TF_CPP_MIN_LOG_LEVEL', '0')
+  severities = 'IWE'[: int(level) if level.isdecimal() else 0]
+  log = f'^([{severities}][0-9]{{4}} |WARNING: All log messages before absl::)'
+  command = ['grep', '--text', '--line-buffered', '-vE', log]
+  with contextlib.ExitStack() as stack:
+    # Without `grep`, or without a descriptor 2, the log remains.
+    with contextlib.suppress(OSError):
+      if severities:
+        stack.enter_context(_filter_stderr(command))
+    yield
+
+
+@contextlib.contextmanager
+def _filter_stderr(command: Sequence[str]) -> Iterator[None]:
+  """Enters a context in which what goes to descriptor 2 goes through a filter.
+
+  Args:
+    command: The filter: a program and its arguments.
+
+  Raises:
+    OSError: It cannot be started, or there is no such descriptor.
+  """
+  stderr = os.dup(2)
+  try:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
+    assert process.stdin is not None
+    with process.stdin as pipe:
+      os.dup2(pipe.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(stderr, 2)
+      # What other threads have started meanwhile may still write through it.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+  finally:
+    os.close(stderr)
+
+
+# Module -> the context in which it is imported.
+_CONTEXTS = {'tensorflow': quiet, TFF: stand_ins}
+
+
 class _Loader(importlib.abc.Loader):
-  """Loads TFF as its own loader does, with stand-ins."""
+  """Loads a module as its own loader does, in its context."""
 
   def __init__(self, loader: importlib.abc.Loader):
     self._loader = loader
 
-  def create_module(self, spec: Any) -> types.ModuleType | None:
+  def create_module(
+    self, spec: importlib.machinery.ModuleSpec
+  ) -> types.ModuleType | None:
     return self._loader.create_module(spec)
 
   def exec_module(self, module: types.ModuleType) -> None:
-    with stand_ins():
+    assert module.__spec__ is not None
+    # `importlib.resources` and `inspect` ask it for more.
+    module.__spec__.loader = module.__loader__ = self._loader
+    with _CONTEXTS[module.__name__]():
       self._loader.exec_module(module)
-
-  def __getattr__(self, name: str) -> Any:
-    # `importlib.resources` and `inspect` ask for more.
-    return getattr(self._loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds TFF, and says how to install it if it is not there."""
+  """Finds TensorFlow and TFF, and says how to install a missing TFF."""
 
   def find_spec(
     self, name: str, path: Any, target: Any = None
   ) -> importlib.machinery.ModuleSpec | None:
-    if name != TFF:
+    if name not in _CONTEXTS:
       return None
     others = (finder for finder in sys.meta_path if finder is not self)
     specs = (finder.find_spec(name, path, target) for finder in others)
     spec = next((spec for spec in specs if spec), None)
-    if spec is None or spec.loader is None:
+    if spec is not None and spec.loader is not None:
+      spec.loader = _Loader(spec.loader)
+    elif name == TFF:
       raise ModuleNotFoundError(
         f'TensorFlow Federated is not installed: {INSTALL_TFF}', name=name
       )
-    spec.loader = _Loader(spec.loader)
     return spec
 
 
 def install() -> None:
-  """Has imports of TFF go through this module from now on."""
+  """Has imports of TensorFlow and TFF go through this module from now on."""
   if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
     sys.meta_path.insert(0, _Finder())
