@@ -26,10 +26,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import round as round_lib
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl import runtime
+from tff_fssl.lazy import tf, tff
 
 _SECTIONS = ('rounds', 'driver', 'memory')
 # Weights of `cnn` and of WRN-28-2.

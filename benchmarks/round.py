@@ -22,8 +22,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 import timing
 
 from tff_fssl import runtime
@@ -34,6 +32,7 @@ from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks

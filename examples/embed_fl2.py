@@ -6,11 +6,12 @@ docs/embedding.md explains it. Run: PYTHONPATH=. python examples/embed_fl2.py
 import asyncio
 import tempfile
 
+import tff_fssl as fssl
+
+# isort: split
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-
-import tff_fssl as fssl
 
 SHAPE = (32, 32, 3)
 VIEWS = fssl.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)

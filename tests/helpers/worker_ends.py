@@ -15,10 +15,9 @@ import sys
 import time
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl import runtime
+from tff_fssl.lazy import tf, tff
 
 _SIGNALS = {
   'SIGINT': signal.SIGINT,

@@ -18,8 +18,8 @@ cpu, = tf.config.list_physical_devices('CPU')
 tf.config.set_logical_device_configuration(
     cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
 tf.debugging.set_log_device_placement(True)
-import tensorflow_federated as tff
 from tff_fssl import runtime
+import tensorflow_federated as tff
 
 
 @tff.tensorflow.computation(

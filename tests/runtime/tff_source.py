@@ -146,7 +146,8 @@ def _run_module(checkout, path, ours, names, queue) -> None:
   counts: collections.Counter = collections.Counter()
   _add_helpers(checkout)
   import absl.flags
-  import tensorflow_federated as tff
+
+  import tff_fssl  # noqa: F401  # Before tensorflow_federated: see `bridge`.
 
   absl.flags.FLAGS(['tff_source'])
   if ours:
@@ -167,7 +168,6 @@ def _run_module(checkout, path, ours, names, queue) -> None:
     native.set_async_local_cpp_execution_context()
   else:
     native.set_sync_local_cpp_execution_context()
-  del tff
   result = _Result(counts)
   try:
     spec = importlib.util.spec_from_file_location(

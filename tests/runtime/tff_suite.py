@@ -26,12 +26,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 # pylint: disable=wrong-import-position
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_fssl import runtime
+from tff_fssl.lazy import tf, tff
+
+# isort: split
 from tests.runtime import tff_language_cases
 from tests.runtime import tff_library_cases
-from tff_fssl import runtime
 
 Case = tff_language_cases.Case
 
