@@ -1,6 +1,7 @@
 """Compares what this tree computes with what another commit computes.
 
   python tools/same_as.py COMMIT [--only PATTERN] [--jobs N] [--keep FOLDER]
+  python tools/same_as.py COMMIT --python PYTHON [--tolerance T] ...
 
 Runs `programs/train.py` in both trees on a few digits: every algorithm in every
 scenario, with and without static batch norm, further hyper-parameters,
@@ -10,6 +11,13 @@ model's predictions for the test set. Prints a line for each case, and exits
 with 1 if one differs. A maintainer runs it before a release, and after each
 step of a change that is to keep results.
 
+With --python, the other tree runs in another environment, of which this is the
+Python: with another TensorFlow, say. Results are then equal but for rounding,
+so each case runs one round (after those of pre-training), of a network whose
+initial weights NumPy draws. Prints for each case the largest difference among
+weights and other leaves, predictions and metrics, and where it is. Differences
+are relative to the largest magnitude in the same leaf or column.
+
 Figures of COMMIT are kept in FOLDER, so that they are computed once. The names
 in `_RENAMED` may differ between the trees.
 """
@@ -17,9 +25,12 @@ in `_RENAMED` may differ between the trees.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
 from concurrent import futures
+import csv
+import hashlib
+import io
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -27,7 +38,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # (pattern of the older name, the newer name): leaves, columns and flags.
@@ -143,39 +156,81 @@ _FURTHER = (
   ('fedswitch', _CLIENTS, '--straggler_probability=0.5'),
   ('fixmatch', _SERVER, '--partition=dirichlet --alpha=0.3'),
 )
-_DIGESTS = """
-import hashlib, json, os, sys
+# Run in both trees: arrays by name, of files their bytes.
+_VALUES = """
+import os, sys
 import numpy as np
 from tff_fssl.program.storage import checkpoint
 
-def digest(content):
-  return hashlib.sha256(content).hexdigest()[:16]
-
-folder, found = sys.argv[1], {}
+folder, path_of_values = sys.argv[1:]
+found = {}
 for name in ('partition.json', 'metrics/train.csv', 'metrics/eval.csv'):
   path = os.path.join(folder, name)
   if os.path.exists(path):
     with open(path, 'rb') as file:
-      found[name] = digest(file.read())
+      found[name] = np.frombuffer(file.read(), np.uint8)
 checkpoints = os.path.join(folder, 'checkpoints')
 last = checkpoint.versions(checkpoints)[-1]
 path = checkpoint.path_of(checkpoints, last)
 for name, leaf in checkpoint.read(path).items():
   if isinstance(leaf, bytes):
-    found[f'leaf {name}'] = digest(leaf)
-  else:
-    leaf = np.asarray(leaf)
-    about = f'{leaf.dtype} {leaf.shape}'.encode()
-    found[f'leaf {name}'] = digest(about + np.ascontiguousarray(leaf).tobytes())
+    leaf = np.frombuffer(leaf, np.uint8)
+  found[f'leaf {name}'] = np.asarray(leaf)
 model = os.path.join(folder, 'model', 'model.keras')
 if os.path.exists(model):
   import tensorflow as tf
   from tff_fssl.data import sources
   images = np.asarray(sources.load('digits').test.x[:64], np.float32)
   keras = tf.keras.models.load_model(model, compile=False)
-  found['predictions'] = digest(keras(images, training=False).numpy().tobytes())
-print(json.dumps(found))
+  found['predictions'] = keras(images, training=False).numpy()
+np.savez(path_of_values, **found)
 """
+# Keras's own initializers may draw other values in another version.
+_NETWORK = """
+def network(images, num_classes, norm):
+  import numpy as np
+  import tensorflow as tf
+
+  layers = tf.keras.layers
+
+  def draw(*shape):
+    limit = (3 / np.prod(shape[:-1])) ** 0.5
+    values = np.random.default_rng(shape).uniform(-limit, limit, shape)
+    return tf.keras.initializers.Constant(values.astype(np.float32))
+
+  x = images
+  for width in (32, 64):
+    kernel = draw(3, 3, x.shape[-1], width)
+    x = layers.Conv2D(
+      width, 3, padding='same', use_bias=False, kernel_initializer=kernel
+    )(x)
+    if norm == 'bn':
+      x = layers.BatchNormalization()(x)
+    if norm == 'gn':
+      x = layers.GroupNormalization(8)(x)
+    x = layers.MaxPooling2D()(layers.ReLU()(x))
+  x = layers.Flatten()(x)
+  kernel = draw(x.shape[-1], num_classes)
+  return layers.Dense(num_classes, kernel_initializer=kernel)(x)
+"""
+
+# Arrays by name, or 'error': the last line of an error.
+_Values = dict[str, Any]
+
+
+class _Tree(NamedTuple):
+  """A tree of sources.
+
+  Attributes:
+    path: Its root.
+    python: The Python that runs it.
+    is_new: Whether the tree knows the newer names only. If not, it may be from
+      before or after the change of a name.
+  """
+
+  path: pathlib.Path
+  python: str
+  is_new: bool
 
 
 def _cases() -> dict[str, list[str]]:
@@ -207,31 +262,35 @@ def _rename(text: str) -> str:
   return text
 
 
-def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
-  """Runs a case in a tree; returns digests by name, or an error's last line.
+def _close_cases(network: pathlib.Path) -> dict[str, list[str]]:
+  """Returns the cases for trees in two environments: one round of each."""
+  network.write_text(_NETWORK)
+  return {
+    name: [
+      commands[0]
+      .replace('--total_rounds=3', '--total_rounds=1')
+      .replace('--model=cnn', f'--model={network}:network')
+    ]
+    for name, commands in _cases().items()
+    if len(commands) == 1
+  }
 
-  Args:
-    tree: The tree.
-    commands: The flags of one or two runs, with their older names.
-    is_new: Whether the tree knows the newer names only. If not, it may be from
-      before or after the change of a name.
 
-  Returns:
-    Digest by name. 'error': the last line of an error.
-  """
+def _run(tree: _Tree, commands: list[str]) -> _Values:
+  """Runs a case in a tree: the flags of one or two runs, with older names."""
   environment = {
     **os.environ,
-    'PYTHONPATH': str(tree),
+    'PYTHONPATH': str(tree.path),
     'TF_CPP_MIN_LOG_LEVEL': '3',
     # Results depend on the number of threads.
     'TF_NUM_INTRAOP_THREADS': '1',
     'TF_NUM_INTEROP_THREADS': '1',
   }
 
-  def call(*arguments: str) -> str:
+  def call(*arguments: str) -> None:
     done = subprocess.run(
-      [sys.executable, *arguments],
-      cwd=tree,
+      [tree.python, *arguments],
+      cwd=tree.path,
       env=environment,
       capture_output=True,
       text=True,
@@ -240,21 +299,34 @@ def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
     if done.returncode:
       lines = done.stderr.strip().splitlines() or ['no message']
       raise RuntimeError(lines[-1])
-    return done.stdout
 
   with tempfile.TemporaryDirectory() as folder:
     output = os.path.join(folder, 'run')
+    path = os.path.join(folder, 'values.npz')
     try:
       for flags in commands:
-        flags = _rename(flags) if is_new else flags
+        flags = _rename(flags) if tree.is_new else flags
         call('programs/train.py', *shlex.split(flags), f'--output_dir={output}')
-      found = json.loads(call('-c', _DIGESTS, output).splitlines()[-1])
+      call('-c', _VALUES, output, path)
     except RuntimeError as error:
       newer = list(map(_rename, commands))
       if 'unknown flag' in str(error) and newer != commands:
-        return _run(tree, newer, is_new=True)
+        return _run(tree._replace(is_new=True), newer)
       return {'error': str(error).replace(output, 'RUN')}
-  return {_rename(name): value for name, value in found.items()}
+    with np.load(path) as values:
+      return {_rename(name): values[name] for name in values.files}
+
+
+def _digests(values: _Values) -> dict[str, str]:
+  """Returns a digest of each array."""
+  if 'error' in values:
+    return values
+  result = {}
+  for name, array in values.items():
+    about = f'{array.dtype} {array.shape}'.encode()
+    content = about + np.ascontiguousarray(array).tobytes()
+    result[name] = hashlib.sha256(content).hexdigest()[:16]
+  return result
 
 
 def _compare(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -266,44 +338,132 @@ def _compare(old: dict[str, str], new: dict[str, str]) -> list[str]:
   return [n for n in names if old.get(n) != new.get(n)]
 
 
+def _columns(table: np.ndarray) -> dict[str, np.ndarray]:
+  """Reads the numbers of a CSV file's bytes; texts become NaN."""
+
+  def number(text: str) -> float:
+    try:
+      return float(text)
+    except ValueError:
+      return np.nan
+
+  header, *rows = csv.reader(io.StringIO(table.tobytes().decode()))
+  values = np.array([list(map(number, row)) for row in rows]).T
+  return dict(zip(header, values, strict=True))
+
+
+def _difference(old: np.ndarray, new: np.ndarray) -> float:
+  """Returns the largest difference, relative to the largest magnitude."""
+  if old.shape != new.shape or old.dtype != new.dtype:
+    return np.inf
+  if old.dtype.kind not in 'fiub':
+    return 0.0 if old.tobytes() == new.tobytes() else np.inf
+  old, new = old.astype(np.float64), new.astype(np.float64)
+  apart = np.abs(old - new)
+  apart[(old == new) | (np.isnan(old) & np.isnan(new))] = 0
+  most = np.max(np.abs(old), initial=0, where=np.isfinite(old))
+  return float(np.nan_to_num(apart.max(initial=0), nan=np.inf)) / (most or 1)
+
+
+def _differences(old: _Values, new: _Values) -> dict[str, tuple[float, str]]:
+  """Returns what differs most in two runs, of each kind of values.
+
+  Args:
+    old: Values of a run.
+    new: Those of the other run.
+
+  Returns:
+    Kind -> the difference (see `_difference`), and the leaf or column.
+  """
+  if 'error' in old or 'error' in new:
+    return {'error': (np.inf, f'{old.get("error")} | {new.get("error")}')}
+
+  def split(values: _Values) -> dict[tuple[str, str], np.ndarray]:
+    result = {}
+    for name, array in values.items():
+      kind, _, rest = name.partition(' ')
+      if name.endswith('.csv'):
+        columns = _columns(array)
+        result |= {(name, c): numbers for c, numbers in columns.items()}
+      else:
+        result[kind, rest] = array
+    return result
+
+  one, other = split(old), split(new)
+  result: dict[str, tuple[float, str]] = {}
+  for key in sorted(one.keys() | other.keys()):
+    kind, name = key
+    found = np.inf
+    if key in one and key in other:
+      found = _difference(one[key], other[key])
+    if kind not in result or found > result[kind][0]:
+      result[kind] = found, name if found else ''
+  return result
+
+
+def _read_kept(path: pathlib.Path) -> _Values:
+  with np.load(path) as values:
+    return {
+      name: values[name]
+      if values[name].dtype.kind != 'U'
+      else str(values[name])
+      for name in values.files
+    }
+
+
 def _old_results(
-  commit: str, cases: dict[str, list[str]], keep: pathlib.Path, jobs: int
-) -> dict[str, Any]:
-  """Returns the digests of a commit's tree; computes those not yet kept."""
-  path = keep / f'{commit}.json'
-  known = json.loads(path.read_text()) if path.exists() else {}
-  missing = [name for name in cases if name not in known]
-  if missing:
-    with tempfile.TemporaryDirectory() as folder:
-      tree = pathlib.Path(folder) / 'tree'
-      git = ['git', '-C', str(_ROOT), 'worktree']
-      subprocess.run([*git, 'add', '--detach', str(tree), commit], check=True)
-      try:
-        for name, found in _run_all(tree, cases, missing, jobs, is_new=False):
-          known[name] = found
-          keep.mkdir(parents=True, exist_ok=True)
-          path.write_text(json.dumps(known, indent=1))
-      finally:
-        subprocess.run([*git, 'remove', '--force', str(tree)], check=True)
-  return known
-
-
-def _run_all(
-  tree: pathlib.Path,
+  tree: _Tree,
+  commit: str,
   cases: dict[str, list[str]],
-  names: list[str],
-  jobs: int,
-  *,
-  is_new: bool,
-) -> Any:
-  """Yields (name, digests) of cases, some at a time, in order."""
-  with futures.ThreadPoolExecutor(jobs) as pool:
-    runs = pool.map(lambda n: _run(tree, cases[n], is_new), names)
-    yield from zip(names, runs, strict=True)
+  keep: pathlib.Path,
+  run_all: Callable[..., Iterator[tuple[str, _Values]]],
+) -> dict[str, _Values]:
+  """Returns the results of a commit's tree; computes those not yet kept."""
+
+  def path_of(name: str) -> pathlib.Path:
+    about = repr((tree.python, cases[name])).encode()
+    return keep / commit / f'{hashlib.sha256(about).hexdigest()[:16]}.npz'
+
+  missing = [name for name in cases if not path_of(name).exists()]
+  if missing:
+    (keep / commit).mkdir(parents=True, exist_ok=True)
+    git = ['git', '-C', str(_ROOT), 'worktree']
+    command = [*git, 'add', '--detach', str(tree.path), commit]
+    subprocess.run(command, check=True)
+    try:
+      for name, found in run_all(tree, missing):
+        np.savez(path_of(name), **found)
+    finally:
+      subprocess.run([*git, 'remove', '--force', str(tree.path)], check=True)
+  return {name: _read_kept(path_of(name)) for name in cases}
 
 
-def main() -> int:
-  """Compares the trees."""
+def _report(
+  old: dict[str, str], new: dict[str, str], _: float
+) -> tuple[bool, str]:
+  """Says whether digests are equal, and which are not."""
+  different = _compare(old, new)
+  if not different:
+    return True, f'{len(new)} values equal'
+  shown = ', '.join(itertools.islice(different, 5))
+  return False, f'{len(different)} of {len(new)} values differ: {shown}'
+
+
+def _report_close(
+  old: _Values, new: _Values, tolerance: float
+) -> tuple[bool, str]:
+  """Says whether values are close, and how far apart they are."""
+  found = _differences(old, new)
+  parts = [
+    f'{kind} {apart:.1e} {name}'.strip()
+    for kind, (apart, name) in found.items()
+  ]
+  return all(apart <= tolerance for apart, _ in found.values()), ', '.join(
+    parts
+  )
+
+
+def _parse_args() -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -311,23 +471,40 @@ def main() -> int:
   parser.add_argument('--only', default='', help='a regular expression')
   parser.add_argument('--jobs', type=int, default=2)
   parser.add_argument('--keep', default=str(_ROOT / 'build' / 'same_as'))
-  args = parser.parse_args()
+  parser.add_argument('--python', help="the other tree's, in its environment")
+  parser.add_argument('--tolerance', type=float, default=1e-5)
+  return parser.parse_args()
+
+
+def main() -> int:
+  """Compares the trees."""
+  args = _parse_args()
   commit = subprocess.run(
     ['git', '-C', str(_ROOT), 'rev-parse', args.commit],
     check=True,
     capture_output=True,
     text=True,
   ).stdout.strip()
-  cases = {n: c for n, c in _cases().items() if re.search(args.only, n)}
-  old = _old_results(commit, cases, pathlib.Path(args.keep), args.jobs)
+  keep = pathlib.Path(args.keep).resolve()
+  keep.mkdir(parents=True, exist_ok=True)
+  cases = _close_cases(keep / 'network.py') if args.python else _cases()
+  cases = {n: c for n, c in cases.items() if re.search(args.only, n)}
+  convert = dict if args.python else _digests
+  report = _report_close if args.python else _report
+
+  def run_all(tree: _Tree, names: list[str]) -> Iterator[tuple[str, _Values]]:
+    with futures.ThreadPoolExecutor(args.jobs) as pool:
+      runs = pool.map(lambda n: convert(_run(tree, cases[n])), names)
+      yield from zip(names, runs, strict=True)
+
   num_different = 0
-  for name, new in _run_all(_ROOT, cases, list(cases), args.jobs, is_new=True):
-    different = _compare(old[name], new)
-    num_different += bool(different)
-    about = f'{len(new)} values equal'
-    if different:
-      shown = ', '.join(itertools.islice(different, 5))
-      about = f'{len(different)} of {len(new)} values differ: {shown}'
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / 'tree'
+    tree = _Tree(path, args.python or sys.executable, is_new=False)
+    old = _old_results(tree, commit, cases, keep, run_all)
+  for name, new in run_all(_Tree(_ROOT, sys.executable, True), list(cases)):
+    is_same, about = report(old[name], new, args.tolerance)
+    num_different += not is_same
     print(f'{name}: {about}', flush=True)
   print(f'{num_different} of {len(cases)} cases differ')
   return 1 if num_different else 0
