@@ -161,7 +161,7 @@ def stand_ins() -> Iterator[None]:
   for name, needed in packages.items():
     if not all(map(_is_there, needed)):
       added |= _stand_in(name, needed)
-  before = {name: sys.modules.get(name) for name in added}
+  before = {name: sys.modules[name] for name in added if name in sys.modules}
   sys.modules.update(added)
   _importing = True
   try:
@@ -169,11 +169,9 @@ def stand_ins() -> Iterator[None]:
   finally:
     _importing = False
     # Others that look for these packages must not find them.
-    for name, module in before.items():
-      if module is None:
-        sys.modules.pop(name, None)
-      else:
-        sys.modules[name] = module
+    for name in added:
+      del sys.modules[name]
+    sys.modules.update(before)
 
 
 @contextlib.contextmanager

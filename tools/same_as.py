@@ -379,7 +379,7 @@ def _differences(old: _Values, new: _Values) -> dict[str, tuple[float, str]]:
     return {'error': (np.inf, f'{old.get("error")} | {new.get("error")}')}
 
   def split(values: _Values) -> dict[tuple[str, str], np.ndarray]:
-    result = {}
+    result: dict[tuple[str, str], np.ndarray] = {}
     for name, array in values.items():
       kind, _, rest = name.partition(' ')
       if name.endswith('.csv'):

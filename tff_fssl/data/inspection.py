@@ -139,13 +139,14 @@ def trait_problems(
   for trait, has in traits.items():
     counts = class_counts(labels[has], len(class_names))
     found = []
-    for name, size, count in zip(class_names, sizes, counts):
-      others = sizes.sum() - size
+    all_with, everything = int(counts.sum()), int(sizes.sum())
+    for name, size, count in zip(class_names, sizes.tolist(), counts.tolist()):
+      others = everything - size
       if not size or not others:
         continue
-      share, other = count / size, (counts.sum() - count) / others
+      share, other = count / size, (all_with - count) / others
       # The standard error of a difference of shares, if both were equal.
-      mean = counts.sum() / sizes.sum()
+      mean = all_with / everything
       error = np.sqrt(mean * (1 - mean) * (1 / size + 1 / others))
       difference = abs(share - other)
       if difference >= max(_LEAST_DIFFERENCE, _LEAST_ERRORS * error):

@@ -120,7 +120,7 @@ def build_partition(
   client_test: list[np.ndarray] = []
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
-  client_names = tuple(client_names[i] for i in natural)
+  client_names = tuple(client_names[i] for i in natural.tolist())
   client_labeled = _label_clients(
     labels, settings, client_names, labeled, unlabeled
   )

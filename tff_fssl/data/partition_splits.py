@@ -158,7 +158,7 @@ def _divide_in_two(
       for half, piece in zip(halves, pieces, strict=True):
         half.append(piece)
       sizes += [len(piece) for piece in pieces]
-    if sizes.min() >= int(0.25 * total):
+    if np.min(sizes) >= int(0.25 * total):
       return [np.concatenate(half) for half in halves]
   raise UsageError(
     f'--partition=pairs --alpha={settings.alpha:g}: {MAX_DRAWS} draws gave no'
@@ -354,7 +354,7 @@ def _balanced_counts(
   counts = np.zeros((settings.num_clients, len(left)), np.int64)
   for row in counts:
     proportions = rng.dirichlet(concentration)
-    while missing := size - row.sum():
+    while missing := int(size - row.sum()):
       open_ = np.where(left > 0, proportions, 0)
       # A very small alpha gives all to one class, which may be exhausted.
       open_ = open_ if open_.sum() > 0 else left.astype(float)

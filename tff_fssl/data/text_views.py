@@ -160,7 +160,7 @@ def _statistics(
     shares += np.bincount(texts[texts > 0], share, vocabulary_size)
   rarity = np.log(max(len(x), 1) / np.maximum(num_texts, 1))
   score = shares * rarity
-  weight = np.where(num_texts > 0, score.max() - score, 0)
+  weight = np.where(num_texts > 0, np.max(score) - score, 0)
   # All words are alike.
   if not weight.sum():
     weight = num_texts

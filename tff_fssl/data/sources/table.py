@@ -277,7 +277,7 @@ def mark(
   class_names = tuple(class_names) or sorted_names(set(labels))
   client_names = sorted_names(set(clients))
   y = _number(labels, class_names)
-  unknown = [i for i in np.flatnonzero(y < 0) if labels[i]]
+  unknown = [i for i in np.flatnonzero(y < 0).tolist() if labels[i]]
   if unknown:
     raise UsageError(
       f'{where}, {place(unknown[0])}: its {LABEL} is {labels[unknown[0]]!r};'

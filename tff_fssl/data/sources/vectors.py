@@ -150,7 +150,7 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     (mean, deviation) of each number. Constant numbers have the deviation 1.
   """
   pieces = lambda: (chunk.astype(np.float64) for chunk in image_cache.chunks(x))
-  mean = sum(piece.sum(axis=0) for piece in pieces()) / len(x)
+  mean = np.asarray(sum(piece.sum(axis=0) for piece in pieces())) / len(x)
   square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces()) / len(x)
   std = np.sqrt(square)
   # Rounding may give a constant number a tiny deviation.

@@ -366,8 +366,8 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
   if data.client_names:
     sizes = np.bincount(data.owners + 1, minlength=len(data.client_names) + 1)
     rows['clients'] = (
-      f'{len(data.client_names):,}, of {sizes[1:].min():,} to'
-      f' {sizes[1:].max():,} {data.train.kind.noun}'
+      f'{len(data.client_names):,}, of {np.min(sizes[1:]):,} to'
+      f' {np.max(sizes[1:]):,} {data.train.kind.noun}'
       + (f'; {sizes[0]:,} are of nobody' if sizes[0] else '')
     )
   for label, values in (('mean', data.mean), ('deviation', data.std)):

@@ -401,18 +401,20 @@ def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
   flag_values = absl_flags.FlagValues()
   for group in groups:
     for name, field in group.named_fields():
-      kind, text = type(field.default), field.metadata['help']
+      default: Any = field.default
+      kind, text = type(default), field.metadata['help']
+      flag: absl_flags.Flag[Any]
       # The field's own type decides, not absl's: a bool is also an int.
       if kind is bool:
-        flag = absl_flags.BooleanFlag(name, field.default, text)
+        flag = absl_flags.BooleanFlag(name, default, text)
         flag.parser = _BooleanParser()
       else:
         make = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
-        parser = absl_flags.ArgumentParser()
+        parser: absl_flags.ArgumentParser[Any] = absl_flags.ArgumentParser()
         if kind in (int, float):
           parser = _NumberParser(kind)
-        serializer = absl_flags.ArgumentSerializer()
-        flag = make(parser, serializer, name, field.default, text)
+        serializer = absl_flags.ArgumentSerializer[Any]()
+        flag = make(parser, serializer, name, default, text)
       absl_flags.DEFINE_flag(flag, flag_values)
   return flag_values
 

@@ -220,7 +220,7 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
     if len(values) < _FEWEST_ROUNDS:
       continue
     # The rounds after the last value that is not 0.
-    last = rounds[np.flatnonzero(values).max(initial=-1) + 1 :]
+    last = rounds[np.max(np.flatnonzero(values), initial=-1) + 1 :]
     if len(last) >= _FEWEST_ROUNDS:
       yield _Sign(
         column,

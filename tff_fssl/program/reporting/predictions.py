@@ -247,9 +247,9 @@ def collapse(
   if found > there / 2:
     return ''
   counts = np.bincount(predictions.classes, minlength=num_classes)
-  share = counts.max() / counts.sum()
+  share = int(np.max(counts)) / int(counts.sum())
   return (
     f'{what} have collapsed to few classes: they are as uneven as {found:.1f}'
     f' classes of equal size, the true classes as {there:.1f};'
-    f' {100 * share:.0f}% are {class_names[int(counts.argmax())]!r}'
+    f' {100 * share:.0f}% are {class_names[int(np.argmax(counts))]!r}'
   )

@@ -547,8 +547,8 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
       [
         run.path,
         str(max(int(row['round']) for row in run.rows[0])),
-        console.format_seconds(seconds.sum()) if len(seconds) else '',
-        console.format_seconds(clients.sum()) if len(clients) else '',
+        console.format_seconds(float(seconds.sum())) if len(seconds) else '',
+        console.format_seconds(float(clients.sum())) if len(clients) else '',
         f'{used[-1] / 1e6:,.1f}' if len(used) else '',
         f'{memory.max():,.0f}' if len(memory) else '',
         run.compute.describe() if run.compute else '',

@@ -265,9 +265,9 @@ def encode(
     yield piece
   for array in contents:
     if array.size:
-      piece = array.reshape(-1).view(np.uint8).data
-      digest.update(piece)
-      yield piece
+      content = array.reshape(-1).view(np.uint8).data
+      digest.update(content)
+      yield content
   yield digest.digest()
 
 
