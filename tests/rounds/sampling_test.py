@@ -182,7 +182,7 @@ _BAD = {
   'unknown': (lambda _: ((_X, _Y * 0 - 1), None), 'allowed are 0 to 2'),
   'hidden no class': (lambda _: (None, (_X, _Y + 3)), 'allowed are -1 to 2'),
   'below unknown': (lambda _: (None, (_X, _Y * 0 - 2)), 'allowed are -1 to 2'),
-  'wide': (lambda _: ((_X, _Y + 2**32), None), 'range of int32'),
+  'wide': (lambda _: ((_X, _Y.astype(int) + 2**32), None), 'range of int32'),
   'wider': (lambda _: ((_X, [2**70] * 4), None), 'must be integers'),
 }
 
