@@ -22,16 +22,19 @@ import types
 from typing import Any
 
 TFF = 'tensorflow_federated'
-# Its metadata demand a Python below 3.12, and versions of 2023.
+# Their metadata demand a Python below 3.12, and versions of 2023.
 INSTALL_TFF = (
   'pip install --no-deps --ignore-requires-python tensorflow-federated==0.87.0'
+  ' tensorflow-privacy==0.9.0 tensorflow-model-optimization==0.8.0'
 )
+
+_OPTIMIZATION = 'tensorflow_model_optimization'
 
 # The modules that TFF imports -> what it needs them for.
 STAND_INS = {
   'jax': 'tff.jax',
   'jax.lib.xla_client': 'tff.jax',
-  'tensorflow_model_optimization.python.core.internal.tensor_encoding': (
+  f'{_OPTIMIZATION}.python.core.internal.tensor_encoding': (
     'tff.aggregators.EncodedSumFactory'
   ),
   'vizier.client.client_abc': 'tff.learning.programs.train_model_with_vizier',
@@ -112,6 +115,17 @@ def _stand_in(name: str, needed: Sequence[str]) -> dict[str, types.ModuleType]:
   return modules
 
 
+def _add_bare(name: str) -> dict[str, types.ModuleType]:
+  """Adds an installed package, if it is new, without running its `__init__`."""
+  spec = importlib.machinery.PathFinder.find_spec(name)
+  if name in sys.modules or spec is None:
+    return {}
+  module = types.ModuleType(name)
+  module.__path__ = list(spec.submodule_search_locations or ())
+  sys.modules[name] = module
+  return {name: module}
+
+
 def _import_privacy() -> None:
   """Imports tensorflow-privacy without its names, until one of them is read.
 
@@ -123,9 +137,7 @@ def _import_privacy() -> None:
     package = importlib.import_module('tensorflow_privacy')
   except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-      f'TensorFlow Federated needs {error.name}: pip install --no-deps'
-      ' tensorflow-privacy==0.9.0',
-      name=error.name,
+      f'TensorFlow Federated needs {error.name}: {INSTALL_TFF}', name=error.name
     ) from None
   finally:
     del sys.skip_tf_privacy_import  # type: ignore[attr-defined]
@@ -154,14 +166,20 @@ def stand_ins() -> Iterator[None]:
   # An import that failed, before this module was there, leaves parts of TFF.
   for name in [name for name in sys.modules if name.startswith(f'{TFF}.')]:
     del sys.modules[name]
-  added: dict[str, types.ModuleType] = {}
+  # TFF needs its encodings, but no Keras 2, which it imports itself.
+  bare = _add_bare(_OPTIMIZATION)
+  added = dict(bare)
   packages: dict[str, list[str]] = {}
   for module in STAND_INS:
     packages.setdefault(_package(module), []).append(module)
   for name, needed in packages.items():
     if not all(map(_is_there, needed)):
       added |= _stand_in(name, needed)
-  before = {name: sys.modules[name] for name in added if name in sys.modules}
+  before = {
+    name: sys.modules[name]
+    for name in added
+    if name in sys.modules and name not in bare
+  }
   sys.modules.update(added)
   _importing = True
   try:
