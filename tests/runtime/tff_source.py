@@ -1,6 +1,7 @@
 """Runs TFF's own tests, from a checkout of its sources, under our runtime.
 
-    python tests/runtime/tff_source.py CHECKOUT [--only SUBSTRING] [--json FILE]
+    python tests/runtime/tff_source.py CHECKOUT [--all] [--only PART]
+      [--json FILE]
 
 CHECKOUT is TensorFlow Federated's repository at the tag of the installed
 version (v0.87.0): the package on the index has no tests. Every test module
@@ -8,7 +9,8 @@ that names an execution context runs twice, in processes of its own: under our
 in-process context, and, for the tests that did not pass, under TFF's own. What
 the package lacks (test helpers) is taken from the checkout, all else from the
 package. Prints a table of the tests that invoked a computation, and a line for
-each that did not pass.
+each that did not pass. With --all, so does every other test module, such as the
+type system's, which shows that TFF works beside the installed packages.
 """
 
 import argparse
@@ -227,6 +229,7 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
   parser.add_argument('checkout', type=pathlib.Path)
   parser.add_argument('--only', default='', help='part of a path')
+  parser.add_argument('--all', action='store_true', help='not only contexts')
   parser.add_argument('--after', default='', help='a path in the checkout')
   parser.add_argument('--json')
   args = parser.parse_args()
@@ -234,7 +237,7 @@ def main() -> int:
   paths = sorted(
     path
     for path in (checkout / 'tensorflow_federated').rglob('*_test.py')
-    if 'execution_context' in path.read_text()
+    if (args.all or 'execution_context' in path.read_text())
     and args.only in str(path)
     and str(path.relative_to(checkout)) > args.after
   )
@@ -253,7 +256,7 @@ def main() -> int:
       everything[name] = (outcome, invocations, message)
       if outcome not in ('passed', 'skipped'):
         print(f'{outcome}: {name}: {message}', flush=True)
-      if invocations or outcome not in ('passed', 'skipped'):
+      if args.all or invocations or outcome not in ('passed', 'skipped'):
         table[outcome] += 1
     print(f'{path.relative_to(checkout)}: {len(outcomes)} tests', flush=True)
   for outcome, count in table.most_common():
