@@ -28,15 +28,10 @@ INSTALL_TFF = (
   ' tensorflow-privacy==0.9.0 tensorflow-model-optimization==0.8.0'
 )
 
-_OPTIMIZATION = 'tensorflow_model_optimization'
-
 # The modules that TFF imports -> what it needs them for.
 STAND_INS = {
   'jax': 'tff.jax',
   'jax.lib.xla_client': 'tff.jax',
-  f'{_OPTIMIZATION}.python.core.internal.tensor_encoding': (
-    'tff.aggregators.EncodedSumFactory'
-  ),
   'vizier.client.client_abc': 'tff.learning.programs.train_model_with_vizier',
   'vizier.pyvizier': 'tff.learning.programs.train_model_with_vizier',
 }
@@ -115,15 +110,17 @@ def _stand_in(name: str, needed: Sequence[str]) -> dict[str, types.ModuleType]:
   return modules
 
 
-def _add_bare(name: str) -> dict[str, types.ModuleType]:
-  """Adds an installed package, if it is new, without running its `__init__`."""
-  spec = importlib.machinery.PathFinder.find_spec(name)
-  if name in sys.modules or spec is None:
+def _add_optimization() -> dict[str, types.ModuleType]:
+  """Makes a `tensorflow_model_optimization` without names, if there is none.
+
+  TFF compresses by modules in it. Itself, it imports Keras 2.
+  """
+  name = 'tensorflow_model_optimization'
+  if name in sys.modules:
     return {}
-  module = types.ModuleType(name)
-  module.__path__ = list(spec.submodule_search_locations or ())
-  sys.modules[name] = module
-  return {name: module}
+  package = types.ModuleType(name)
+  package.__path__ = list(_require(name).submodule_search_locations or ())
+  return {name: package}
 
 
 def _import_privacy() -> None:
@@ -132,13 +129,10 @@ def _import_privacy() -> None:
   TFF's mechanisms of differential privacy are classes of it. Its other names
   need estimators, which TensorFlow no longer has, and tensorflow-probability.
   """
+  _require('tensorflow_privacy')
   sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
   try:
     package = importlib.import_module('tensorflow_privacy')
-  except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-      f'TensorFlow Federated needs {error.name}: {INSTALL_TFF}', name=error.name
-    ) from None
   finally:
     del sys.skip_tf_privacy_import  # type: ignore[attr-defined]
   modules = {
@@ -163,23 +157,17 @@ def stand_ins() -> Iterator[None]:
   # These must not find stand-ins, so that they are imported before.
   importlib.import_module('tensorflow').keras  # noqa: B018
   _import_privacy()
+  added = _add_optimization()
   # An import that failed, before this module was there, leaves parts of TFF.
   for name in [name for name in sys.modules if name.startswith(f'{TFF}.')]:
     del sys.modules[name]
-  # TFF needs its encodings, but no Keras 2, which it imports itself.
-  bare = _add_bare(_OPTIMIZATION)
-  added = dict(bare)
   packages: dict[str, list[str]] = {}
   for module in STAND_INS:
     packages.setdefault(_package(module), []).append(module)
   for name, needed in packages.items():
     if not all(map(_is_there, needed)):
       added |= _stand_in(name, needed)
-  before = {
-    name: sys.modules[name]
-    for name in added
-    if name in sys.modules and name not in bare
-  }
+  before = {name: sys.modules[name] for name in added if name in sys.modules}
   sys.modules.update(added)
   _importing = True
   try:
@@ -262,23 +250,35 @@ class _Loader(importlib.abc.Loader):
       self._loader.exec_module(module)
 
 
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+  """Finds a package as Python does without this module."""
+  others = (find for find in sys.meta_path if not isinstance(find, _Finder))
+  specs = (finder.find_spec(name, None) for finder in others)
+  return next((spec for spec in specs if spec), None)
+
+
+def _require(name: str) -> importlib.machinery.ModuleSpec:
+  """Finds TFF or what it calls, or says how to install it."""
+  spec = _find(name)
+  if spec is None:
+    # With TFF's name, since it is TFF that cannot be imported.
+    raise ModuleNotFoundError(
+      f'{name} is not installed: {INSTALL_TFF}', name=TFF
+    )
+  return spec
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds TensorFlow and TFF, and says how to install a missing TFF."""
+  """Finds TensorFlow and TFF, which their contexts load."""
 
   def find_spec(
     self, name: str, path: Any, target: Any = None
   ) -> importlib.machinery.ModuleSpec | None:
     if name not in _CONTEXTS:
       return None
-    others = (finder for finder in sys.meta_path if finder is not self)
-    specs = (finder.find_spec(name, path, target) for finder in others)
-    spec = next((spec for spec in specs if spec), None)
+    spec = _require(name) if name == TFF else _find(name)
     if spec is not None and spec.loader is not None:
       spec.loader = _Loader(spec.loader)
-    elif name == TFF:
-      raise ModuleNotFoundError(
-        f'TensorFlow Federated is not installed: {INSTALL_TFF}', name=name
-      )
     return spec
 
 
