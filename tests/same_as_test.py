@@ -38,7 +38,7 @@ def _values(**changed):
   values = {
     'leaf x': np.array([1.0, -10.0], np.float32),
     'leaf y': np.array([1e-3, np.nan], np.float32),
-    'leaf z': np.array([3], np.int64),
+    'leaf z': np.array(3, np.int64),
     'partition.json': np.frombuffer(b'{}', np.uint8),
     'metrics/train.csv': np.frombuffer(table, np.uint8),
   }
