@@ -18,7 +18,7 @@ __version__ = '0.4.0'
 # TensorFlow reads it when it is imported. It reports factories of CUDA as
 # errors, and types in sound graphs as warnings.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+os.environ.setdefault('KERAS_BACKEND', 'tensorflow')
 
 # Older ones are told so by `this_python`.
 if sys.version_info >= (3, 11):

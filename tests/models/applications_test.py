@@ -102,7 +102,7 @@ def test_one_step(name, repository):
     # For one step, it would take longer than it saves.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.compat.v1.Session(config=config) as session:
-      session.run([v.initializer for v in network.model.variables])
+      session.run([v.value.initializer for v in network.model.variables])
       is_finite, norm, loss = session.run(result)
   assert is_finite
   # Gradients were clipped to 1.

@@ -31,13 +31,13 @@ def _sequential(*layers, head=True, given=True):
 def _ending(*layers):
   """A model whose logits go through `layers`."""
   model = _sequential()
-  x = model.output
+  x = model.outputs[0]
   for layer in layers:
     x = layer(x)
-  return tf.keras.Model(model.input, x)
+  return tf.keras.Model(model.inputs, x)
 
 
-class _Subclassed(tf.keras.Model):
+class Subclassed(tf.keras.Model):
   """`call` is given; layers and a metric are attributes."""
 
   def __init__(self, call, *layers, **kwargs):
@@ -54,10 +54,10 @@ class _Subclassed(tf.keras.Model):
 
 
 def _subclassed(call=lambda self, x, training: x, *layers):
-  return _Subclassed(call, *layers)
+  return Subclassed(call, *layers)
 
 
-class _NoTrainingArgument(tf.keras.Model):
+class NoTrainingArgument(tf.keras.Model):
   def __init__(self):
     super().__init__()
     self.flatten, self.dense = _LAYERS.Flatten(), _LAYERS.Dense(_CLASSES)
@@ -67,31 +67,31 @@ class _NoTrainingArgument(tf.keras.Model):
     return self.dense(self.dropout(self.flatten(images)))
 
 
-class _Layer(_LAYERS.Layer):
+class LayerOf(_LAYERS.Layer):
   """Calls a function, which may make use of weights of the layer's own."""
 
   def __init__(self, function, dtype=None, **weight):
     super().__init__(name='odd', dtype=dtype)
     self.function = function
-    self.own = self.add_weight('own', [4], **weight) if weight else None
+    self.own = self.add_weight([4], name='own', **weight) if weight else None
     self.untracked = [None]
 
   def call(self, x, training=None):
     return self.function(self, x, training)
 
 
-class _Copying(_LAYERS.Layer):
+class Copying(_LAYERS.Layer):
   """Copies a weight when it is built."""
 
   def build(self, input_shape):
-    self.own = self.add_weight('own', [4], initializer='ones')
+    self.own = self.add_weight([4], initializer='ones', name='own')
     self.copied = 2.0 * self.own
 
   def call(self, x):
     return x * self.copied
 
 
-class _Positions(_LAYERS.Layer):
+class Positions(_LAYERS.Layer):
   """As in vision transformers: its embedding's gradient is sparse."""
 
   def __init__(self):
@@ -160,7 +160,7 @@ _WORKING = {
     model(tf.zeros([1, *_SHAPE])),
   )[0],
   'subclassed, in a tf.function': _in_function,
-  'no training argument': _NoTrainingArgument,
+  'no training argument': NoTrainingArgument,
   'nested': _nested,
   'shared layer': _shared_layer,
   'frozen layer': _frozen,
@@ -168,16 +168,12 @@ _WORKING = {
   'mirrored': lambda: _mirrored(),
   'normalization': _normalization,
   'int64 counter': _counting,
-  'embedding': lambda: _sequential(_Positions()),
+  'embedding': lambda: _sequential(Positions()),
   'layer not used': lambda: _sequential(
-    _Layer(lambda layer, x, training: x, initializer='zeros')
+    LayerOf(lambda layer, x, training: x, initializer='zeros')
   ),
   'synchronized batch norm': lambda: _sequential(
-    _LAYERS.experimental.SyncBatchNormalization(),
     _LAYERS.BatchNormalization(synchronized=True),
-  ),
-  'TF1 batch norm': lambda: _sequential(
-    tf.compat.v1.keras.layers.BatchNormalization()
   ),
   'log-probabilities': lambda: _ending(_LAYERS.Activation('log_softmax')),
   'positive logits': lambda: _ending(_LAYERS.ReLU()),
@@ -228,7 +224,7 @@ def _inputs(num, as_dict=False):
 
 def _outputs(make):
   model = _sequential()
-  return tf.keras.Model(model.input, make(model.output))
+  return tf.keras.Model(model.inputs, make(model.outputs[0]))
 
 
 _SHARED = tf.keras.Sequential(
@@ -250,12 +246,12 @@ def _manual_softmax(x):
 
 
 def _under_policy(policy, make):
-  before = tf.keras.mixed_precision.global_policy()
-  tf.keras.mixed_precision.set_global_policy(policy)
+  before = tf.keras.config.dtype_policy()
+  tf.keras.config.set_dtype_policy(policy)
   try:
     return make()
   finally:
-    tf.keras.mixed_precision.set_global_policy(before)
+    tf.keras.config.set_dtype_policy(before)
 
 
 def _mirrored():
@@ -264,7 +260,7 @@ def _mirrored():
 
 
 def _drawing(draw):
-  return _sequential(_Layer(lambda layer, x, training: x + draw(tf.shape(x))))
+  return _sequential(LayerOf(lambda layer, x, training: x + draw(tf.shape(x))))
 
 
 def _count_calls(layer, x, training):
@@ -280,7 +276,7 @@ def _late_variable(layer, x, training):
 _REFUSED = {
   # What model_fn gives.
   'None': (lambda: None, 'returned None; it must build'),
-  'a class': (lambda: _Subclassed, "returned <class .*_Subclassed'>"),
+  'a class': (lambda: Subclassed, "returned <class .*Subclassed'>"),
   'a layer': (lambda: _LAYERS.Dense(4), 'returned Dense'),
   'a module': (tf.Module, 'returned Module'),
   'an error': (_raise, 'ValueError: the file of weights is not there'),
@@ -323,10 +319,10 @@ _REFUSED = {
     lambda: tf.keras.Sequential(
       [tf.keras.Input([8, 8, None]), _LAYERS.Conv2D(4, 3)]
     ),
-    'model_fn raised ValueError: The channel dimension',
+    'model_fn raised TypeError',
   ),
   'two outputs': (lambda: _outputs(lambda y: [y, y]), 'list of 2'),
-  'a dict': (lambda: _outputs(lambda y: {'logits': y}), 'dict of 1'),
+  'a dict': (lambda: _outputs(lambda y: {'logits': y}), 'gives dict; it'),
   'subclass, dict': (
     lambda: _subclassed(lambda self, x, training: {'a': x, 'b': x}),
     'dict of 2',
@@ -337,7 +333,7 @@ _REFUSED = {
   ),
   'subclass, None': (
     lambda: _subclassed(lambda self, x, training: None),
-    'not None',
+    'gives None; it must give',
   ),
   'subclass, error': (
     lambda: _subclassed(lambda self, x, training: tf.reshape(x, [7, 5, 3])[:0]),
@@ -365,7 +361,7 @@ _REFUSED = {
   ),
   'classes': (
     lambda: _ending(_LAYERS.Lambda(lambda x: tf.cast(x, tf.int32))),
-    r'gives int32 \[B, 4\]',
+    'gives int32; it must give',
   ),
   # Probabilities.
   'softmax': (lambda: _ending(_LAYERS.Dense(4, 'softmax')), 'must give logits'),
@@ -444,7 +440,7 @@ _REFUSED = {
   ),
   'in a condition': (
     lambda: _sequential(
-      _Layer(
+      LayerOf(
         lambda layer, x, training: tf.cond(
           tf.reduce_sum(x) > 0.0, lambda: tf.random.shuffle(x), lambda: x
         )
@@ -470,7 +466,7 @@ _REFUSED = {
   # What a step does.
   'tf.py_function': (
     lambda: _sequential(
-      _Layer(
+      LayerOf(
         lambda layer, x, training: tf.ensure_shape(
           tf.py_function(lambda y: y, [x], tf.float32), x.shape
         )
@@ -479,7 +475,7 @@ _REFUSED = {
     'calls Python',
   ),
   'state': (
-    lambda: _sequential(_Layer(_count_calls, trainable=False)),
+    lambda: _sequential(LayerOf(_count_calls, trainable=False)),
     "'odd' .* changes 'odd/own|changes 'own",
   ),
   'spectral normalization': (
@@ -492,25 +488,15 @@ _REFUSED = {
     lambda: _subclassed(
       lambda self, x, training: (self.tracker.update_state(x), x)[1]
     ),
-    'changes',
+    'not among the weights',
   ),
   'a variable in call': (
-    lambda: _sequential(_Layer(_late_variable, initializer='ones')),
+    lambda: _sequential(LayerOf(_late_variable, initializer='ones')),
     'model',
   ),
   'renorm': (
-    lambda: _sequential(
-      tf.compat.v1.keras.layers.BatchNormalization(renorm=True, name='norm')
-    ),
+    lambda: _sequential(_LAYERS.BatchNormalization(renorm=True, name='norm')),
     "'norm' .* has renorm",
-  ),
-  'virtual batches': (
-    lambda: _sequential(
-      tf.compat.v1.keras.layers.BatchNormalization(
-        virtual_batch_size=2, name='norm'
-      )
-    ),
-    "'norm' .* has virtual_batch_size",
   ),
   'activity regularizer': (
     lambda: _sequential(
@@ -520,14 +506,14 @@ _REFUSED = {
   ),
   'add_loss': (
     lambda: _sequential(
-      _Layer(
+      LayerOf(
         lambda layer, x, training: (layer.add_loss(tf.reduce_sum(x)), x)[1]
       )
     ),
     "'odd' .*adds a loss that depends on its input",
   ),
   'a copy of a weight': (
-    lambda: _sequential(_Copying(name='copying')),
+    lambda: _sequential(Copying(name='copying')),
     "'copying' .* read a weight when it was built",
   ),
   'a mask': (
@@ -616,7 +602,7 @@ def _in_graph(model_fn, **kwargs):
     network = _network(model_fn, **kwargs)
     result = tf.function(lambda: _step(network))()
     with tf.compat.v1.Session() as session:
-      session.run([v.initializer for v in network.model.variables])
+      session.run([v.value.initializer for v in network.model.variables])
       return session.run(result)
 
 
@@ -655,22 +641,22 @@ _ANYWHERE = {
   'dropout': (lambda: _LAYERS.Dropout(0.5), True),
   'noise': (lambda: _LAYERS.GaussianNoise(0.1), True),
   'flip': (_LAYERS.RandomFlip, True),
-  'embedding': (_Positions, True),
+  'embedding': (Positions, True),
   'bfloat16': (lambda: _LAYERS.Conv2D(4, 1, dtype='mixed_bfloat16'), True),
   'drawing': (
-    lambda: _Layer(lambda _, x, training: x + tf.random.normal([])),
+    lambda: LayerOf(lambda _, x, training: x + tf.random.normal([])),
     False,
   ),
   'drawing in training': (
-    lambda: _Layer(
+    lambda: LayerOf(
       lambda _, x, training: tf.nn.dropout(x, 0.5) if training else x
     ),
     False,
   ),
-  'counting': (lambda: _Layer(_count_calls, trainable=False), False),
+  'counting': (lambda: LayerOf(_count_calls, trainable=False), False),
   'active': (lambda: _LAYERS.ReLU(activity_regularizer='l2'), False),
   'renorm': (
-    lambda: tf.compat.v1.keras.layers.BatchNormalization(renorm=True),
+    lambda: _LAYERS.BatchNormalization(renorm=True),
     False,
   ),
   'float64': (lambda: _LAYERS.Conv2D(4, 1, dtype='float64'), False),
@@ -749,7 +735,7 @@ class _OfFunction(tf.keras.Model):
   def __init__(self, function):
     super().__init__(name='tiny')
     self.dense = tf.keras.layers.Dense(2, name='dense')
-    self.counter = self.add_weight('counter', [], trainable=False)
+    self.counter = self.add_weight([], trainable=False, name='counter')
     self.function = function
 
   def call(self, inputs):

@@ -29,7 +29,7 @@ def _values(train_layers, seed=0):
 def test_layers_whose_whole_names_match_train():
   model = _cnn()
   model_fns.freeze(model, 'conv4|norm4|logit')
-  names = [v.name.split('/')[0] for v in model.trainable_variables]
+  names = [v.path.split('/')[0] for v in model.trainable_weights]
   assert names == ['conv4', 'norm4', 'norm4']
   held = list(model_fns.frozen_variables(model))
   assert held[:5] == ['conv1/0', *(f'norm1/{i}' for i in range(4))]

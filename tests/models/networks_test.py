@@ -143,7 +143,7 @@ def test_maps_images_to_logits(name, norm, image_shape):
 def test_names_do_not_depend_on_what_was_built_before(name):
   def all_names():
     model = networks.build_network(name, _GRAY, 10)
-    return [x.name for x in model.layers], [v.name for v in model.variables]
+    return [x.name for x in model.layers], [v.path for v in model.weights]
 
   first = all_names()
   tf.keras.layers.Conv2D(1, 1)(tf.zeros([1, 1, 1, 1]))

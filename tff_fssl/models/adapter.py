@@ -100,9 +100,9 @@ class Network:
     Raises:
       UsageError: If the model cannot be trained.
     """
-    created: list[tf.Variable] = []
+    created: list[tf.keras.Variable] = []
     with (
-      tf.variable_creator_scope(keras_state.seeded_creator(seed, created)),
+      keras_state.seeded_variables(seed, created),
       keras_state.policy(compute_dtype),
     ):
       model = self.model = checks.call_model_fn(model_fn)
@@ -110,7 +110,7 @@ class Network:
       symbolic = checks.build(model, image_shape)
     self.num_outputs = checks.check_output(model, symbolic.output, num_classes)
     checks.check_layers(model, compute_dtype)
-    self.trainable_variables = tuple(model.trainable_variables)
+    self.trainable_variables = tuple(v.value for v in model.trainable_weights)
     self._frozen_values = model_fns.frozen_values_of(model_fn)
     self.frozen_variables = {
       name: variable
@@ -119,15 +119,19 @@ class Network:
     }
     # Frozen weights are constants of the graph, so that no state contains them.
     constants = {variable.ref() for variable in self.frozen_variables.values()}
+    # Not `variables`, among which are the states of random layers.
     self.non_trainable_variables = tuple(
-      v for v in model.non_trainable_variables if v.ref() not in constants
+      v.value
+      for v in model.non_trainable_weights
+      if v.value.ref() not in constants
     )
     self._track_moving_averages = track_moving_averages
     self._recorded: list[BatchMoments] | None = None
-    self._autograph = tf.__internal__.autograph.control_status_ctx()
     self._use_batch_moments = False
     self.batch_norm_layers = keras_state.trained_batch_norms(model)
-    for index, layer in enumerate(self.batch_norm_layers):
+    for layer in keras_state.batch_norms(model):
+      frozen = layer not in self.batch_norm_layers
+      index = -1 if frozen else self.batch_norm_layers.index(layer)
       layer.call = self._batch_norm_call(index, layer, layer.call)
     self._random_layers = keras_state.RandomLayers(model)
     # `Normalization` copies its weights when it is built, so that it would not
@@ -135,7 +139,7 @@ class Network:
     self._finalized_layers = [
       layer
       for layer in checks.layers(model)
-      if type(layer).finalize_state is not tf.keras.layers.Layer.finalize_state
+      if hasattr(layer, 'finalize_state')
     ]
     if trace:
       self._check_passes(symbolic)
@@ -151,7 +155,7 @@ class Network:
         functools.partial(self._trial, training=training),
         symbolic.image_shape,
         may_change=[
-          moment
+          moment.value
           for layer in self.batch_norm_layers
           for moment in (layer.moving_mean, layer.moving_variance)
           if training and self._track_moving_averages
@@ -176,7 +180,6 @@ class Network:
   ) -> Callable[..., tf.Tensor]:
     """Makes a batch norm layer's `call` that uses this class's moments."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(
       inputs: tf.Tensor,
       training: bool | None = None,
@@ -187,17 +190,20 @@ class Network:
           f'layer {layer.name!r} (batch normalization) gets a mask, which'
           ' static batch norm does not support; remove the masking'
         )
-      if not (training or self._use_batch_moments):
-        return keras_call(inputs, training=False)
-      if self._track_moving_averages and not self._use_batch_moments:
-        return keras_call(inputs, training=True)
-      outputs, moments = keras_state.normalize_batch(layer, inputs)
+      if index < 0 or not (training or self._use_batch_moments):
+        return keras_state.normalize(layer, keras_call, inputs)
+      outputs, moments = keras_state.normalize_batch(
+        layer,
+        inputs,
+        moves_averages=(
+          self._track_moving_averages and not self._use_batch_moments
+        ),
+      )
       if self._recorded is not None:
         self._recorded.append(BatchMoments(index, *moments()))
       return outputs
 
-    wrapped: Callable[..., tf.Tensor] = call
-    return wrapped
+    return call
 
   def assign(self, weights: Weights) -> None:
     """Assigns weights to the model, and its frozen weights with them.
@@ -249,7 +255,7 @@ class Network:
   def variances(self) -> tuple[int, ...]:
     """Finds the indices of moving variances among non-trainable weights."""
     layers = keras_state.batch_norms(self.model)
-    moving = {layer.moving_variance.ref() for layer in layers}
+    moving = {layer.moving_variance.value.ref() for layer in layers}
     return tuple(
       index
       for index, variable in enumerate(self.non_trainable_variables)
@@ -303,9 +309,15 @@ class Network:
     if self._random_layers:
       context = self._random_layers.forward_pass(images, training)
     with context:
-      # Our own graphs are traced without AutoGraph; a user's layer may need it.
-      call = tf.__internal__.autograph.tf_convert(model, self._autograph)
-      return tf.cast(call(images, training=training), tf.float32)
+      outputs = model(images, training=training)
+    if not (tf.is_tensor(outputs) and outputs.dtype.is_floating):
+      kind = getattr(outputs, 'dtype', None)
+      raise hparams.UsageError(
+        f'model {model.name!r} gives'
+        f' {kind.name if kind else type(outputs).__name__}; it must give one'
+        ' tensor, float32 logits'
+      )
+    return tf.cast(outputs, tf.float32)
 
   @functools.cached_property
   def _head(self) -> tf.keras.layers.Layer:
@@ -324,7 +336,7 @@ class Network:
   @property
   def head(self) -> tuple[int, ...]:
     """Finds the last layer's weights: indices of trainable variables."""
-    own = {v.ref() for v in self._head.trainable_weights}
+    own = {v.value.ref() for v in self._head.trainable_weights}
     return tuple(
       i for i, v in enumerate(self.trainable_variables) if v.ref() in own
     )
@@ -360,7 +372,7 @@ class Network:
   @property
   def has_regularizers(self) -> bool:
     """Tells whether any layer has a regularizer of its weights."""
-    return any(layer._callable_losses for layer in checks.layers(self.model))  # pylint: disable=protected-access
+    return any(v.regularizer for v in self.model.trainable_weights)
 
   def regularization(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Computes the sum of the layers' regularizers, and its gradient.

@@ -11,11 +11,9 @@ import contextlib
 import re
 import traceback
 from typing import Any, NamedTuple, TypeAlias
-import warnings
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import np, tf
-from tff_fssl.models import keras_state
 
 ModelFn: TypeAlias = 'Callable[[], tf.keras.Model]'
 
@@ -56,10 +54,8 @@ def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
 
 def _cause(error: Exception) -> str:
   """Finds the line of a Keras error that names the cause."""
-  preamble = r'Exception encountered when calling layer .*? \(type \w+\)\.'
-  text = re.sub(f'{preamble}|in user code:', '', str(error))
-  lines = [line.strip() for line in text.splitlines() if line.strip()]
-  # AutoGraph's message lists the calls first, then the error.
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  # A `tf.function`'s message lists the calls first, then the error.
   named = [line for line in lines if re.match(r'\w*(Error|Exit): *\w', line)]
   line = (named or lines or [''])[0]
   prefix = '' if named else f'{type(error).__name__}: '
@@ -67,17 +63,16 @@ def _cause(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _inference_phase() -> Iterator[None]:
-  """Has Keras build layers for inference alone.
-
-  In a graph it would otherwise build both branches of each layer that asks for
-  the phase, and drop them: only later calls compute anything.
-  """
-  with contextlib.ExitStack() as stack:
-    with warnings.catch_warnings():  # Keras calls the function deprecated.
-      warnings.simplefilter('ignore')
-      stack.enter_context(tf.keras.backend.learning_phase_scope(0))
+def _plain_errors() -> Iterator[None]:
+  """Enters a context in which Keras leaves errors as they are."""
+  config = tf.keras.config
+  filters = config.is_traceback_filtering_enabled()
+  config.disable_traceback_filtering()
+  try:
     yield
+  finally:
+    if filters:
+      config.enable_traceback_filtering()
 
 
 def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
@@ -87,22 +82,32 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
     UsageError: If it raises, or does not return a Keras model.
   """
   try:
-    with _inference_phase():
+    with _plain_errors():
       model = model_fn()
   except UsageError:
     raise
   except Exception as e:
     raise UsageError(f'model_fn raised {_cause(e)}') from e
   if not isinstance(model, tf.keras.Model):
-    what = repr(model) if isinstance(model, type) else type(model).__name__
+    kind = model if isinstance(model, type) else type(model)
+    what = repr(model) if kind is model else kind.__name__
+    if kind.__module__.startswith('tf_keras.'):
+      what += ' of tf_keras (Keras 2)'
     raise UsageError(
       f'model_fn returned {what if model is not None else None}; it must build'
-      ' and return a tf.keras.Model'
+      ' and return a keras.Model (of Keras 3)'
+    )
+  if model.name.startswith('_'):
+    raise UsageError(
+      f'model {model.name!r}: TensorFlow has no scopes whose names begin with'
+      " '_'; rename the class, or give the model a name"
     )
   return model
 
 
-def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
+def check_is_new(
+  model: tf.keras.Model, created: Sequence[tf.keras.Variable]
+) -> None:
   """Rejects variables that were not made by this call of `model_fn`.
 
   Args:
@@ -112,13 +117,14 @@ def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
   Raises:
     UsageError: If the model has other variables.
   """
-  # By handle, since Keras may wrap a variable (mixed precision).
-  ours = {id(v.handle) for v in created}
+  ours = {id(v) for v in created}
   for layer in reversed(layers(model)):
-    # Layers that are not built yet have no `weights`.
     # pylint: disable-next=protected-access
-    for variable in layer._trainable_weights + layer._non_trainable_weights:
-      if id(variable.handle) not in ours:
+    for variable in (
+      *layer._trainable_variables,
+      *layer._non_trainable_variables,
+    ):
+      if id(variable) not in ours:
         raise UsageError(
           f'model {model.name!r}: layer {layer.name!r} is older than this'
           ' call of model_fn; each call of model_fn must build a new model'
@@ -130,10 +136,11 @@ def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
 def _explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
   """Turns errors in a call of `model` on `images` into one-line errors."""
   try:
-    yield
+    with _plain_errors():
+      yield
   except Exception as e:
     reason: BaseException | None = e
-    # AutoGraph wraps our errors in its own.
+    # TensorFlow wraps our errors in its own.
     while reason is not None:
       if isinstance(reason, UsageError):
         raise reason from None
@@ -146,7 +153,7 @@ def _explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
     found = [x for x in owners if isinstance(x, tf.keras.layers.Layer)]
     inner = found[-1] if found and found[-1] is not model else None
     raise UsageError(
-      f'model {model.name!r} cannot be called on images {images.dtype.name}'
+      f'model {model.name!r} cannot be called on images float32'
       f' {_dims(images.shape)}: '
       + (f'layer {inner.name!r} ({type(inner).__name__}): ' if inner else '')
       + _cause(e)
@@ -157,9 +164,9 @@ def _dims(shape: Any) -> str:
   return f'[{", ".join("B" if d is None else str(d) for d in shape)}]'
 
 
-def _inputs(layer: tf.keras.layers.Layer) -> list[Any]:
-  """Lists the symbolic inputs of a layer that is a model, else nothing."""
-  return list(tf.nest.flatten(getattr(layer, 'inputs', None) or []))
+def inputs_of(model: tf.keras.Model) -> list[Any]:
+  """Lists a functional or built sequential model's inputs, else nothing."""
+  return list(getattr(model, 'inputs', None) or [])
 
 
 class Symbolic(NamedTuple):
@@ -167,12 +174,10 @@ class Symbolic(NamedTuple):
 
   Attributes:
     image_shape: (height, width, channels), None where unknown.
-    images: The input.
     output: The output of the model.
   """
 
   image_shape: Sequence[int | None]
-  images: Any
   output: Any
 
 
@@ -192,13 +197,12 @@ def build(
     UsageError: If the model does not take images of that shape as its only
       input.
   """
-  inputs = _inputs(model)
-  if not model._is_graph_network:  # pylint: disable=protected-access
+  inputs = inputs_of(model)
+  if not inputs:
     if image_shape is None and isinstance(model, tf.keras.Sequential):
       # The first layer may be a model that has an input shape.
       image_shape = next(
-        (i.shape[1:].as_list() for x in model.layers[:1] for i in _inputs(x)),
-        None,
+        (i.shape[1:] for x in model.layers[:1] for i in inputs_of(x)), None
       )
     if image_shape is None:
       raise UsageError(
@@ -207,27 +211,28 @@ def build(
       )
     images = tf.keras.Input(image_shape)
     with _explained(model, images):
-      return Symbolic(image_shape, images, model(images))
+      return Symbolic(image_shape, model(images))
   if len(inputs) > 1:
     raise UsageError(
       f'model {model.name!r} has {len(inputs)} inputs; it must have one, the'
       ' images'
     )
   own_shape = inputs[0].shape[1:]
-  if inputs[0].shape[0] is not None or not inputs[0].dtype.is_floating:
+  if inputs[0].shape[0] is not None or 'float' not in inputs[0].dtype:
     raise UsageError(
-      f'model {model.name!r} takes images {inputs[0].dtype.name}'
+      f'model {model.name!r} takes images {inputs[0].dtype}'
       f' {_dims(inputs[0].shape)}; it must take float32 images, in batches of'
       ' any size'
     )
   if image_shape is None:
-    image_shape = own_shape.as_list()
-  elif not own_shape.is_compatible_with(image_shape):
+    image_shape = own_shape
+  elif not tf.TensorShape(own_shape).is_compatible_with(image_shape):
     raise UsageError(
       f'model {model.name!r} takes images of shape {tuple(own_shape)}; the'
       f' views give {tuple(image_shape)}'
     )
-  return Symbolic(image_shape, inputs[0], model.output)
+  outputs = model.outputs
+  return Symbolic(image_shape, outputs[0] if len(outputs) == 1 else outputs)
 
 
 def check_output(
@@ -256,11 +261,10 @@ def check_output(
       f' must give one tensor, logits {expected}'
     )
   shape = output.shape
-  if shape.rank != 2 or shape[1] is None or not output.dtype.is_floating:
+  if len(shape) != 2 or shape[1] is None or 'float' not in output.dtype:
     raise UsageError(
-      f'model {model.name!r} gives {output.dtype.name} '
-      f'{_dims(shape) if shape.rank is not None else "of any rank"}; it must'
-      f' give logits, float32 {expected}'
+      f'model {model.name!r} gives {output.dtype} {_dims(shape)}; it must give'
+      f' logits, float32 {expected}'
     )
   if num_classes is not None and shape[1] != num_classes:
     raise UsageError(
@@ -283,18 +287,18 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
       in float16, or a batch normalization uses other moments than the batch's.
   """
   what = f'model {model.name!r}'
-  if not model.trainable_variables:
+  if not model.trainable_weights:
     raise UsageError(f'{what} has no trainable weights')
-  for variable in model.trainable_variables:
-    if variable.dtype != tf.float32:
+  for variable in model.trainable_weights:
+    if variable.dtype != 'float32':
       raise UsageError(
-        f'{what}: weight {variable.name!r} is {variable.dtype.name}; trainable'
+        f'{what}: weight {variable.path!r} is {variable.dtype}; trainable'
         ' weights must be float32 (to compute in less, set'
         ' compute_dtype=bfloat16)'
       )
-    if getattr(variable, 'constraint', None) is not None:
+    if variable.constraint is not None:
       raise UsageError(
-        f'{what}: weight {variable.name!r} has a constraint, which neither'
+        f'{what}: weight {variable.path!r} has a constraint, which neither'
         ' local training nor a mean over clients keeps; remove it'
       )
   dtypes = {
@@ -314,13 +318,11 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
         f'{where} computes in float16, in which small gradients become 0; use'
         ' compute_dtype=bfloat16 without a policy of your own'
       )
-    if isinstance(layer, keras_state.batch_norm_types()):
-      for name in ('renorm', 'virtual_batch_size', 'adjustment'):
-        if getattr(layer, name, None):
-          raise UsageError(
-            f'{where} has {name}, which static batch norm does not support;'
-            ' remove it'
-          )
+    if getattr(layer, 'renorm', False):
+      raise UsageError(
+        f'{where} has renorm, which static batch norm does not support; remove'
+        ' it'
+      )
 
 
 def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
@@ -343,13 +345,14 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
   if tf.executing_eagerly():
     rows = np.asarray(model(tf.constant(images, tf.float32), training=False))
   else:
-    for variable in model.variables:
+    for variable in model.weights:
       _check_initial_value(model, variable)
+    rows = model(tf.constant(images, tf.float32), training=False)
     # On the CPU: a session would claim all memory of the process's GPU.
     config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
     with tf.compat.v1.Session(config=config) as session:
-      session.run([v.initializer for v in model.variables])
-      rows = session.run(symbolic.output, {symbolic.images: images})
+      session.run([v.value.initializer for v in model.variables])
+      rows = session.run(rows)
   rows = rows.astype(np.float32)
   if np.all(rows >= 0) and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-3):
     raise UsageError(
@@ -369,13 +372,15 @@ def _ancestors(operation: tf.Operation) -> Iterator[tf.Operation]:
       waiting += [t.op for t in operation.inputs]
 
 
-def _check_initial_value(model: tf.keras.Model, variable: tf.Variable) -> None:
+def _check_initial_value(
+  model: tf.keras.Model, variable: tf.keras.Variable
+) -> None:
   """Rejects an initial value from global random state."""
-  for operation in _ancestors(variable.initializer):
+  for operation in _ancestors(variable.value.initializer):
     if _RANDOM.match(operation.type):
       raise UsageError(
         f'model {model.name!r}: the initial value of'
-        f' {variable.name.removesuffix(":0")!r} is drawn from global random'
+        f' {variable.path!r} is drawn from global random'
         f' state ({operation.type}), so that runs would not repeat; make the'
         ' variable with add_weight and an initializer of Keras'
       )
@@ -393,8 +398,8 @@ def head(model: tf.keras.Model) -> tf.keras.layers.Layer:
   Raises:
     UsageError: If the model has no such layer.
   """
-  last = model.layers[-1] if model._is_graph_network else None  # pylint: disable=protected-access
-  if last is None or not last.weights or last.input.shape.rank != 2:
+  last = model.layers[-1] if inputs_of(model) else None
+  if last is None or not last.weights or len(last.input.shape) != 2:
     raise UsageError(
       f'model {model.name!r}: this algorithm separates features from logits;'
       ' it needs a functional or sequential model whose last layer, with'
@@ -407,8 +412,7 @@ def _check_losses(model: tf.keras.Model) -> None:
   """Rejects losses that a forward pass has added."""
   # The innermost layer first, since that is the one to change.
   for layer in reversed(layers(model)):
-    # pylint: disable=protected-access
-    if layer._losses or layer._eager_losses:
+    if layer._losses:  # pylint: disable=protected-access
       raise UsageError(
         f'model {model.name!r}: layer {layer.name!r} ({type(layer).__name__})'
         ' adds a loss that depends on its input (activity_regularizer or'
@@ -473,10 +477,12 @@ class _Graph:
 def _layer_of(model: tf.keras.Model, node_name: str) -> str:
   """Names the layer of a node's scope, if it is known."""
   known = {layer.name: layer for layer in layers(model)}
-  # The innermost scope comes last.
+  # The innermost scope comes last. Keras enters each twice, so that TensorFlow
+  # numbers it.
   for part in reversed(node_name.split('/')):
-    if part in known and known[part] is not model:
-      return f'layer {part!r} ({type(known[part]).__name__})'
+    for name in (re.sub(r'_\d+$', '', part), part):
+      if name in known and known[name] is not model:
+        return f'layer {name!r} ({type(known[name]).__name__})'
   return 'a layer'
 
 
@@ -546,7 +552,7 @@ def _check_variables(
 ) -> None:
   """Rejects variables of others than the model, and changes to variables."""
   allowed = {id(v.handle) for v in may_change}
-  own = {id(v.handle): v.name.removesuffix(':0') for v in model.variables}
+  own = {id(v.value.handle): v.path for v in model.variables}
   captured = concrete.captured_inputs
   inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
   handles = {i.name: outer for i, outer in zip(inner, captured)}

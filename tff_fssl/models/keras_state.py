@@ -1,6 +1,6 @@
 """What Keras leaves to global or implicit state, made explicit.
 
-*   Initial values of variables follow from a seed: `seeded_creator`.
+*   Initial values of variables follow from a seed: `seeded_variables`.
 *   Layers compute in the precision that is asked for: `policy`.
 *   Batch normalization uses the batch's moments, without moving averages:
     `normalize_batch`.
@@ -12,57 +12,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
-import functools
-import math
 from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
 
 
-def seeded_creator(
-  seed: int | None, created: list[tf.Variable]
-) -> Callable[..., tf.Variable]:
-  """Makes a variable creator that sets initial values.
+@contextlib.contextmanager
+def seeded_variables(
+  seed: int | None, created: list[tf.keras.Variable]
+) -> Iterator[None]:
+  """Enters a context that sets the initial values of Keras's variables.
 
   Args:
     seed: Seed of the initial values. None: zeros, which are cheap.
-    created: The list to which the creator appends its variables.
+    created: The list to which the variables are appended.
 
-  Returns:
-    The creator.
+  Yields:
+    Nothing.
   """
   num_seeded = 0
+  variable = tf.keras.Variable
+  keras_init = variable.__init__
 
-  def create(
-    next_creator: Callable[..., tf.Variable], **kwargs: Any
-  ) -> tf.Variable:
+  def init(
+    self: tf.keras.Variable, initializer: Any, *args: Any, **kwargs: Any
+  ) -> None:
     nonlocal num_seeded
-    initial_value = kwargs['initial_value']
-    if isinstance(initial_value, functools.partial):
-      if seed is None:
-        # The round's weights overwrite it, so that drawing it would be waste.
-        shape = initial_value.args[0] if initial_value.args else kwargs['shape']
-        dtype = initial_value.keywords.get('dtype', tf.float32)
-        kwargs['initial_value'] = functools.partial(tf.zeros, shape, dtype)
-      elif hasattr(initial_value.func, 'get_config'):
-        initializer: Any = initial_value.func
-        config = initializer.get_config()
-        if 'seed' in config:
-          # Seeds follow the variable's place, not its name, since Keras's names
-          # count all layers that the process ever built. Only random variables
-          # count, since in eager mode Keras adds counters of its own.
-          config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
-          kwargs['initial_value'] = functools.partial(
-            type(initializer).from_config(config),
-            *initial_value.args,
-            **initial_value.keywords,
-          )
-          num_seeded += 1
-    created.append(next_creator(**kwargs))
-    return created[-1]
+    created.append(self)
+    if isinstance(initializer, str):
+      initializer = tf.keras.initializers.get(initializer)
+    if seed is None and callable(initializer):
+      # The round's weights overwrite it, so that drawing it would be waste.
+      initializer = tf.keras.initializers.Zeros()
+    # TensorFlow's initializers are no Keras classes.
+    elif hasattr(initializer, 'get_config'):
+      config = initializer.get_config()
+      if 'seed' in config:
+        # Seeds follow the variable's place, not its name, since Keras's names
+        # count all layers that the process ever built.
+        config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
+        initializer = type(initializer).from_config(config)
+        num_seeded += 1
+    keras_init(self, initializer, *args, **kwargs)
 
-  return create
+  variable.__init__ = init
+  try:
+    yield
+  finally:
+    variable.__init__ = keras_init
 
 
 @contextlib.contextmanager
@@ -72,28 +70,19 @@ def policy(compute_dtype: str) -> Iterator[None]:
     # The policy that the caller has set stays.
     yield
     return
-  before = tf.keras.mixed_precision.global_policy()
-  tf.keras.mixed_precision.set_global_policy(f'mixed_{compute_dtype}')
+  before = tf.keras.config.dtype_policy()
+  tf.keras.config.set_dtype_policy(f'mixed_{compute_dtype}')
   try:
     yield
   finally:
-    tf.keras.mixed_precision.set_global_policy(before)
-
-
-@functools.cache
-def batch_norm_types() -> tuple[Any, ...]:
-  """Returns Keras's classes of batch normalization layers."""
-  return (
-    tf.keras.layers.BatchNormalization,
-    tf.keras.layers.experimental.SyncBatchNormalization,
-    tf.compat.v1.keras.layers.BatchNormalization,
-  )
+    tf.keras.config.set_dtype_policy(before)
 
 
 def batch_norms(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
   """Lists the model's batch normalization layers, at any depth."""
   layers = model._flatten_layers()  # pylint: disable=protected-access
-  return [layer for layer in layers if isinstance(layer, batch_norm_types())]
+  kind = tf.keras.layers.BatchNormalization
+  return [layer for layer in layers if isinstance(layer, kind)]
 
 
 def trained_batch_norms(
@@ -103,14 +92,65 @@ def trained_batch_norms(
   return tuple(layer for layer in batch_norms(model) if layer.trainable)
 
 
+def _is_fused(layer: tf.keras.layers.Layer, inputs: tf.Tensor) -> bool:
+  """Tells whether TensorFlow has one operation for a layer on `inputs`."""
+  return inputs.shape.rank == 4 and layer.axis % 4 == 3
+
+
+def _scale_and_offset(
+  layer: tf.keras.layers.Layer, channels: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  gamma, beta = layer.gamma, layer.beta
+  return (
+    tf.ones([channels]) if gamma is None else gamma.value,
+    tf.zeros([channels]) if beta is None else beta.value,
+  )
+
+
+def normalize(
+  layer: tf.keras.layers.Layer,
+  keras_call: Callable[..., tf.Tensor],
+  inputs: tf.Tensor,
+) -> tf.Tensor:
+  """Computes a batch normalization layer's outputs with its moving averages.
+
+  Args:
+    layer: The layer.
+    keras_call: Its `call` as Keras made it.
+    inputs: Float tensor of any rank.
+
+  Returns:
+    The outputs.
+  """
+  if not _is_fused(layer, inputs):
+    outputs: tf.Tensor = keras_call(inputs, training=False)
+    return outputs
+  # Keras 3 takes several operations.
+  scale, offset = _scale_and_offset(layer, inputs.shape[-1])
+  return tf.compat.v1.nn.fused_batch_norm(
+    tf.cast(inputs, layer.compute_dtype),
+    scale,
+    offset,
+    layer.moving_mean.value,
+    layer.moving_variance.value,
+    epsilon=layer.epsilon,
+    is_training=False,
+  )[0]
+
+
 def normalize_batch(
-  layer: tf.keras.layers.Layer, inputs: tf.Tensor
+  layer: tf.keras.layers.Layer,
+  inputs: tf.Tensor,
+  *,
+  moves_averages: bool = False,
 ) -> tuple[tf.Tensor, Callable[[], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]]:
   """Computes a batch normalization layer's outputs with the batch's moments.
 
   Args:
-    layer: One of `batch_norm_types`.
+    layer: The layer.
     inputs: Float tensor of any rank.
+    moves_averages: Whether the layer's moving averages move. On images, the
+      moving variance is of unbiased variances, as in TensorFlow and PyTorch.
 
   Returns:
     The outputs, and a function without arguments that returns the mean float32
@@ -118,39 +158,42 @@ def normalize_batch(
     per channel, float32 scalar.
   """
   inputs = tf.cast(inputs, layer.compute_dtype)
-  axis = [a % inputs.shape.rank for a in layer.axis]
-  channels = math.prod(inputs.shape[a] for a in axis)
-  gamma, beta = layer.gamma, layer.beta
-  is_fused = inputs.shape.rank == 4 and axis == [3]
+  axis = layer.axis % inputs.shape.rank
+  channels = inputs.shape[axis]
+  is_fused = _is_fused(layer, inputs)
   if is_fused:
     # Much faster on images than `tf.nn.moments`.
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
       inputs,
-      tf.ones([channels]) if gamma is None else gamma,
-      tf.zeros([channels]) if beta is None else beta,
+      *_scale_and_offset(layer, channels),
       epsilon=layer.epsilon,
       is_training=True,
     )
   else:
-    others = [a for a in range(inputs.shape.rank) if a not in axis]
-    shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]
+    others = [a for a in range(inputs.shape.rank) if a != axis]
+    shape = [d if a == axis else 1 for a, d in enumerate(inputs.shape)]
     floats = tf.cast(inputs, tf.float32)
     mean, variance = tf.nn.moments(floats, others)
-
-    def expand(values: tf.Tensor | None) -> tf.Tensor | None:
-      return None if values is None else tf.reshape(values, shape)
 
     outputs = tf.cast(
       tf.nn.batch_normalization(
         floats,
-        expand(mean),
-        expand(variance),
-        expand(beta),
-        expand(gamma),
+        *(
+          None if values is None else tf.reshape(values, shape)
+          for values in (mean, variance, layer.beta, layer.gamma)
+        ),
         layer.epsilon,
       ),
       inputs.dtype,
     )
+
+  if moves_averages:
+    for average, now in (
+      (layer.moving_mean, mean),
+      (layer.moving_variance, variance),
+    ):
+      old = average.value
+      old.assign_sub((old - now) * (1.0 - layer.momentum))
 
   def moments() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     count = tf.cast(tf.size(inputs), tf.float32) / channels
@@ -162,18 +205,11 @@ def normalize_batch(
   return outputs, moments
 
 
-@functools.cache
-def _generator_type() -> Any:
-  """Returns Keras's class of generators, which has no public name."""
-  layer = tf.keras.__internal__.layers.BaseRandomLayer(name='any')
-  return type(layer._random_generator)  # pylint: disable=protected-access
-
-
 class RandomLayers:
   """The random number generators of one model, which draw from given seeds.
 
-  Keras's random layers draw with a `keras.backend.RandomGenerator` from global
-  state or their own, so that runs would not repeat. Here each generator of a
+  Keras's random layers draw with a `keras.random.SeedGenerator`, whose state is
+  a variable of its own, so that runs would not repeat. Here each generator of a
   model draws statelessly. Its seed is a function of
 
   *   the seed of the training step, itself a function of (seed, round, client,
@@ -200,17 +236,12 @@ class RandomLayers:
     # Recurrent cells would keep a mask of one pass for the next.
     self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
-      for value in vars(layer).values():
-        if isinstance(value, _generator_type()):
-          generators.setdefault(id(value), (value, layer))
+      for value in layer._seed_generators:  # pylint: disable=protected-access
+        generators.setdefault(id(value), (value, layer))
       if hasattr(layer, 'reset_dropout_mask'):
         self._cells.append(layer)
     for place, (generator, layer) in enumerate(generators.values()):
-      # pylint: disable=protected-access
-      generator._rng_type = _generator_type().RNG_STATELESS
-      generator._built = True
-      # pylint: enable=protected-access
-      generator.make_seed_for_stateless_op = self._seed_fn(place, layer)
+      generator.next = self._seed_fn(place, layer)
     self._exist = bool(generators)
 
   def __bool__(self) -> bool:
@@ -219,13 +250,15 @@ class RandomLayers:
 
   def _seed_fn(
     self, place: int, layer: tf.keras.layers.Layer
-  ) -> Callable[[], tf.Tensor]:
+  ) -> Callable[..., tf.Tensor]:
     """Makes a function that returns the seeds of the generator at `place`."""
 
-    def make_seed() -> tf.Tensor:
+    def make_seed(ordered: bool = True) -> tf.Tensor:
+      del ordered
       if self._pass_seed is None:
-        if isinstance(layer, tf.keras.layers.RandomCrop):
-          # Its random branch is not taken here.
+        crops = isinstance(layer, tf.keras.layers.RandomCrop)
+        if crops or layer in self._cells:
+          # They draw in any case, and use it in training alone.
           return tf.constant([0, 0])
         raise hparams.UsageError(
           f'layer {layer.name!r} draws random numbers outside of a training'

@@ -35,7 +35,7 @@ def frozen_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
     'LAYER/INDEX' -> weight, in the order of layers and of their weights.
   """
   return {
-    f'{layer.name}/{index}': variable
+    f'{layer.name}/{index}': variable.value
     for layer, own in _own_weights(model)
     if not layer.trainable
     for index, variable in enumerate(own)
@@ -66,7 +66,7 @@ def freeze(model: tf.keras.Model, train_layers: str) -> None:
       )
   for layer in layers:
     layer.trainable = pattern.fullmatch(layer.name) is not None
-  if not model.trainable_variables:
+  if not model.trainable_weights:
     raise UsageError(
       f'--train_layers={train_layers}: matches no layer with trainable weights;'
       f' the last layers of model {model.name!r} are'
@@ -76,14 +76,14 @@ def freeze(model: tf.keras.Model, train_layers: str) -> None:
 
 def _own_weights(
   model: tf.keras.Model,
-) -> list[tuple[tf.keras.layers.Layer, list[tf.Variable]]]:
+) -> list[tuple[tf.keras.layers.Layer, list[tf.keras.Variable]]]:
   """Pairs layers with their own weights, which exclude inner layers' weights.
 
   Layers without weights of their own are skipped.
   """
   pairs = [
     # pylint: disable-next=protected-access
-    (layer, layer._trainable_weights + layer._non_trainable_weights)
+    (layer, [*layer._trainable_variables, *layer._non_trainable_variables])
     for layer in checks.layers(model)
   ]
   return [(layer, own) for layer, own in pairs if own]
@@ -154,10 +154,9 @@ class EmbeddingFn:
     """Builds the network with its classifier."""
     model = checks.call_model_fn(self.classifier_fn)
     # The layers of subclassed models have no order, so none is the last.
-    is_graph = model._is_graph_network  # pylint: disable=protected-access
-    last = model.layers[-1] if is_graph else None
+    last = model.layers[-1] if checks.inputs_of(model) else None
     if not isinstance(last, tf.keras.layers.Dense) or (
-      last.output is not model.output
+      last.output is not model.outputs[0]
     ):
       raise UsageError(
         f'model {model.name!r}: this algorithm uses networks without their'
@@ -181,7 +180,7 @@ class EmbeddingFn:
     # In a graph of its own, the weights take no memory.
     with tf.Graph().as_default():
       model = self._build_classifier()
-      return checks.check_output(model, model.output, expected)
+      return checks.check_output(model, model.outputs[0], expected)
 
 
 def remove_classifier(model_fn: checks.ModelFn) -> EmbeddingFn:

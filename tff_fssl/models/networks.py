@@ -19,6 +19,7 @@ dropout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import importlib
 import inspect
 import runpy
 import traceback
@@ -345,7 +346,7 @@ def build_text_cnn(
   """
   # A word out of range would be an error. Our data are checked, but an
   # exported model may be given anything.
-  x = tf.clip_by_value(x, 0.0, vocabulary_size - 1.0, name='words')
+  x = tf.keras.ops.clip(x, 0.0, vocabulary_size - 1.0)
   x = tf.keras.layers.Embedding(
     vocabulary_size,
     _EMBEDDING,
@@ -468,7 +469,7 @@ def _application(
       f'--norm={norm}: {names.KERAS}{name} comes with its own layers; allowed'
       f' {"are sbn and bn" if has_batch_norm else "is none"}'
     )
-  return model.output
+  return model.outputs[0]
 
 
 def _call_file(
@@ -539,7 +540,7 @@ def build_network(
   images = tf.keras.Input(input_shape, name=kind.noun)
   if name not in names.MODELS:
     # Keras numbers the layers that it names, and checkpoints have the names.
-    tf.keras.backend.reset_uids()
+    importlib.import_module('keras.src.utils.naming').reset_uids()
   if name.startswith(names.KERAS):
     application = name.removeprefix(names.KERAS)
     logits = _application(application, images, num_classes, norm)

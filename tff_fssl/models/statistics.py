@@ -54,8 +54,8 @@ def _moving_moments(
   index = {v.ref(): i for i, v in enumerate(network.non_trainable_variables)}
   return [
     (
-      weights.non_trainable[index[layer.moving_mean.ref()]],
-      weights.non_trainable[index[layer.moving_variance.ref()]],
+      weights.non_trainable[index[layer.moving_mean.value.ref()]],
+      weights.non_trainable[index[layer.moving_variance.value.ref()]],
     )
     for layer in network.batch_norm_layers
   ]
@@ -218,8 +218,12 @@ def put(
     if kind != BATCH_MEAN:
       # Rounding may make the difference negative.
       variance = tf.maximum(variance - tf.square(offset), 0.0)
-    moving[layer.moving_mean.ref()] = tf.where(some, shift + offset, old_mean)
-    moving[layer.moving_variance.ref()] = tf.where(some, variance, old_variance)
+    moving[layer.moving_mean.value.ref()] = tf.where(
+      some, shift + offset, old_mean
+    )
+    moving[layer.moving_variance.value.ref()] = tf.where(
+      some, variance, old_variance
+    )
   return Weights(
     weights.trainable,
     tuple(

@@ -382,8 +382,8 @@ def _build_head(
   |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2. Only
   `EUCLIDEAN` needs |z|^2, which cancels out in the softmax of the mean square.
   """
-  layers = tf.keras.layers
-  embeddings = network.output
+  layers, ops = tf.keras.layers, tf.keras.ops
+  embeddings = network.outputs[0]
   scores = layers.Dense(
     num_sets * num_classes, dtype='float32', name='prototypes'
   )(embeddings)
@@ -393,7 +393,7 @@ def _build_head(
     )
     # Rounding may make a square negative.
     scores = layers.Add(name='distances')([scores, squares])
-    scores = -tf.sqrt(layers.ReLU(name='not_negative')(scores))
+    scores = -ops.sqrt(layers.ReLU(name='not_negative')(scores))
   predicted = layers.Softmax(name='of_each')(
     layers.Reshape((num_sets, num_classes), name='sets')(scores)
   )
@@ -401,7 +401,8 @@ def _build_head(
     layers.Permute((2, 1), name='classes')(predicted)
   )
   mean = layers.Reshape((num_classes,), name='probabilities')(mean)
-  return tf.keras.Model(network.inputs, prototypes_lib.logits(mean))
+  logits = ops.log(ops.maximum(mean, prototypes_lib.LEAST))
+  return tf.keras.Model(network.inputs, logits)
 
 
 def _head_values(

@@ -331,8 +331,9 @@ def load_weights(
     with tf.Graph().as_default():
       network = adapter.Network(model_fn, seed=config.run.seed, trace=False)
       with tf.compat.v1.Session(config=on_cpu) as session:
-        session.run([v.initializer for v in network.model.weights])
-        return session.run(network.model.weights)
+        weights = [v.value for v in network.model.weights]
+        session.run([v.initializer for v in weights])
+        return session.run(weights)
 
   model, head = model_fn(), prediction_of(config).head
   whole = head and head.build(model, config.info.num_classes)

@@ -51,10 +51,10 @@ def banner(
   if pretraining:
     cohort += f', after {pretraining} of server pre-training'
   model = task.network
-  num_weights = sum(v.shape.num_elements() for v in model.trainable_variables)
+  num_weights = sum(v.shape.num_elements() for v in model.trainable_weights)
   frozen = ''
   if run.train_layers:
-    num_frozen = sum(v.shape.num_elements() for v in model.variables)
+    num_frozen = sum(v.shape.num_elements() for v in model.weights)
     frozen = f' that train ({num_frozen - num_weights:,} others do not)'
   start = source.about if source else ''
   if loaded and loaded.new_layer:

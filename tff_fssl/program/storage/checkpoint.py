@@ -494,8 +494,8 @@ def describe_model(model: Any) -> Model:
   """Describes the weights of a Keras model."""
   return {
     kind: [
-      describe_weight(variable.name, variable.dtype, variable.shape)
-      for variable in getattr(model, f'{kind}_variables')
+      describe_weight(variable.path, variable.dtype, variable.shape)
+      for variable in getattr(model, f'{kind}_weights')
     ]
     for kind in (TRAINABLE, NON_TRAINABLE)
   }
@@ -503,8 +503,7 @@ def describe_model(model: Any) -> Model:
 
 def describe_weight(name: str, dtype: Any, shape: Sequence[int]) -> str:
   """Describes a weight: 'conv1/kernel float32 [3, 3, 1, 32]'."""
-  dtype = np.dtype(getattr(dtype, 'as_numpy_dtype', dtype)).name
-  return f'{name.removesuffix(":0")} {dtype} {[int(n) for n in shape]}'
+  return f'{name} {np.dtype(dtype).name} {[int(n) for n in shape]}'
 
 
 def model_differences(

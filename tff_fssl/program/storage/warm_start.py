@@ -248,18 +248,18 @@ def _load_keras(
   except files.FileError as error:
     raise UsageError(f'--init_from={error}. {_ADVICE}') from error
   values: dict[Any, Any] = {
-    v.ref(): value for v, value in zip(whole.weights, read)
+    v.value.ref(): value for v, value in zip(whole.weights, read, strict=True)
   }
   new_layer = ''
   if new_weights is not None and any(value is None for value in read):
     for variable, value in zip(model.weights, new_weights(), strict=True):
-      if values[variable.ref()] is None:
-        values[variable.ref()] = value
-        new_layer = variable.name.rpartition('/')[0]
+      if values[variable.value.ref()] is None:
+        values[variable.value.ref()] = value
+        new_layer = variable.path.rpartition('/')[0]
   names = {v.ref(): name for name, v in frozen.items()}
   trainable, non_trainable = (
-    tuple(values[v.ref()] for v in variables if v.ref() not in names)
-    for variables in (model.trainable_variables, model.non_trainable_variables)
+    tuple(values[ref] for v in weights if (ref := v.value.ref()) not in names)
+    for weights in (model.trainable_weights, model.non_trainable_weights)
   )
   return Loaded(
     Weights(trainable, non_trainable, np.float32(1.0)),
