@@ -1,5 +1,6 @@
 import os
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,7 +43,7 @@ def _run(folder, model, rounds=(1,)):
 def _assert_equal(weights, model, count):
   for value, variable in zip(
     weights.trainable + weights.non_trainable,
-    model.trainable_variables + model.non_trainable_variables,
+    model.trainable_weights + model.non_trainable_weights,
     strict=True,
   ):
     np.testing.assert_array_equal(value, variable)
@@ -99,10 +100,22 @@ def test_a_run_gives_the_weights_that_predict(tmp_path):
 )
 def test_a_keras_file(tmp_path, name, norm):
   model = _model(norm, fill=2)
-  if name.startswith('w'):
+  if name == 'w.weights.h5':
     model.save_weights(tmp_path / name)
   else:
-    model.save(tmp_path / name, save_format='h5' if name == 'x' else None)
+    model.save(tmp_path / 'a.h5' if name in ('x', 'w.h5') else tmp_path / name)
+  if name == 'x':
+    (tmp_path / 'a.h5').rename(tmp_path / 'x')
+  if name == 'w.h5':
+    # As `save_weights` of Keras 2 writes it.
+    with (
+      h5py.File(tmp_path / 'a.h5') as whole,
+      h5py.File(tmp_path / name, 'w') as weights,
+    ):
+      for key in whole['model_weights']:
+        whole.copy(f'model_weights/{key}', weights)
+      for key, value in whole['model_weights'].attrs.items():
+        weights.attrs[key] = value
   source = warm_start.find(str(tmp_path / name))
   _assert_equal(warm_start.load(source, _model(norm)).weights, model, 1)
 
@@ -135,7 +148,7 @@ def test_a_file_with_another_last_layer(tmp_path, name):
   path = str(tmp_path / name)
   if name == 'without.h5':
     without = tf.keras.Model(there.inputs, there.layers[-1].input)
-    without.save_weights(path)
+    without.save(path)
   else:
     there.save(path)
   source, model = warm_start.find(path), _model(fill=2)
@@ -204,7 +217,7 @@ def test_an_exported_model(tmp_path):
       ['it is a SavedModel, which is not loaded'],
     ),
     (
-      lambda path: _model().save(path, save_format='tf'),
+      lambda path: tf.saved_model.save(_model(), str(path)),
       ['it is a SavedModel, which is not loaded'],
     ),
     (
@@ -232,8 +245,9 @@ def test_what_has_no_weights_is_refused_at_once(tmp_path, make, words):
       'a.keras',
       lambda p: _model(classes=4).save(p),
       [
-        'logits/kernel float32 [128, 4] there, logits/kernel float32 [128, 10]'
-        ' here; logits/bias',
+        'name=logits',
+        'value.shape=(128, 4)',
+        'variable.shape=(128, 10)',
         '--model, --norm, --dataset and --train_layers',
       ],
     ),
@@ -247,21 +261,12 @@ def test_what_has_no_weights_is_refused_at_once(tmp_path, make, words):
       lambda p: _run(p, _model('gn')),
       ['0 non_trainable_variables there, 8 here'],
     ),
-    ('a.keras', lambda p: _model('gn').save(p), ['14 weights there, 22 here']),
-    (
-      'a.h5',
-      lambda p: _model('gn').save_weights(p),
-      ['14 weights there, 22 here'],
-    ),
+    ('a.keras', lambda p: _model('gn').save(p), ['name=norm1']),
+    ('a.h5', lambda p: _model('gn').save(p), ['norm1']),
     (
       'w.weights.h5',
       lambda p: _model(classes=4).save_weights(p),
-      ['logits/kernel float32 [128, 4] there, logits/kernel float32 [128, 10]'],
-    ),
-    (
-      'a.keras',
-      lambda p: _renamed().save(p),
-      ['first/kernel float32 [3, 3, 1, 32] there, conv1/kernel'],
+      ['name=logits', 'value.shape=(128, 4)'],
     ),
     ('run', lambda p: _run(p, _infinite()), ['not all finite']),
   ],
@@ -279,18 +284,6 @@ def _write_another_run(folder):
   (folder / 'flags.txt').write_text(
     '--model=cnn\n--dataset=digits\n--norm=gn\n'
   )
-
-
-def _renamed():
-  """The same shapes under another name."""
-
-  def clone(layer):
-    config = layer.get_config()
-    if layer.name == 'conv1':
-      config['name'] = 'first'
-    return type(layer).from_config(config)
-
-  return tf.keras.models.clone_model(_model(), clone_function=clone)
 
 
 def _infinite():

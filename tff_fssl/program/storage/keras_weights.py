@@ -33,7 +33,7 @@ def read(
 
   Args:
     path: The file: of `save` or `save_weights`, of Keras 3 or 2.
-    model: The Keras model that the weights are for. Its own weights are lost.
+    model: The Keras model that the weights are for.
     new_head: Whether the file may lack the last layer with weights, or have
       another one (for other classes).
 
@@ -52,7 +52,11 @@ def read(
       # Keras tells formats apart by the ending.
       link = os.path.join(folder, f'model{ending}')
       os.symlink(os.path.abspath(path), link)
-      return _read(path, link, model, new_head)
+      own = model.get_weights()
+      try:
+        return _read(path, link, model, new_head)
+      finally:
+        model.set_weights(own)
   except files.FileError:
     raise
   except Exception as error:  # pylint: disable=broad-except
@@ -66,6 +70,12 @@ def _hdf5_ending(path: str) -> str:
   with h5py.File(path, 'r') as file:
     of_keras_2 = 'layer_names' in file.attrs or 'model_weights' in file
   return '.h5' if of_keras_2 else '.weights.h5'
+
+
+def _reason(error: Exception) -> str:
+  """Says in one line what Keras could not load, and why."""
+  lines = [line for line in str(error).splitlines() if line.strip()]
+  return ' '.join(lines[:2])[:400] or type(error).__name__
 
 
 def _read(
@@ -89,8 +99,8 @@ def _read(
       with warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter('ignore')
         model.load_weights(link, **options)
-    except Exception as error:  # pylint: disable=broad-except
-      reason = reason or files.first_line(error)
+    except ValueError as error:
+      reason = reason or _reason(error)
       continue
     values = [np.asarray(v) for v in model.weights]
     lacking = [
