@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tff_model
 import tiny_task
 
 from tff_fssl.aggregators import guarded
@@ -80,11 +81,7 @@ def test_supervised_is_tffs_fedavg():
   )
 
   def tff_model_fn():
-    return tff.learning.models.from_keras_model(
-      tiny_task.model_fn('none'),
-      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      input_spec=spec,
-    )
+    return tff_model.KerasModel(tiny_task.model_fn('none'), spec)
 
   theirs = tff.learning.algorithms.build_weighted_fed_avg(
     tff_model_fn,

@@ -1,4 +1,4 @@
-"""Every network of `tf.keras.applications`: built, and one step of training."""
+"""Every network of `keras.applications`: built, and one step of training."""
 
 import inspect
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tff_model
 
 from tff_fssl import runtime
 
@@ -57,11 +58,7 @@ def fed_avg():
         tf.keras.layers.Dense(3, kernel_initializer=initializer),
       ]
     )
-    return tff.learning.models.from_keras_model(
-      network,
-      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      input_spec=_ELEMENT_SPEC,
-    )
+    return tff_model.KerasModel(network, _ELEMENT_SPEC)
 
   return tff.learning.algorithms.build_weighted_fed_avg(
     model_fn,

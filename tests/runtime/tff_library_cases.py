@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import tff_model
 
 from tests.runtime import tff_language_cases
 
@@ -112,7 +113,7 @@ def _examples(client, batch=4):
 
 def _keras_model():
   init = tf.keras.initializers.GlorotUniform(seed=1)
-  return tff.learning.models.from_keras_model(
+  return tff_model.KerasModel(
     tf.keras.Sequential(
       [
         tf.keras.layers.InputLayer((4,)),
@@ -120,9 +121,7 @@ def _keras_model():
         tf.keras.layers.Dense(2, kernel_initializer=init),
       ]
     ),
-    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=[tf.keras.metrics.SparseCategoricalAccuracy()],
-    input_spec=_SPEC,
+    _SPEC,
   )
 
 

@@ -59,10 +59,10 @@ def test_which_variables_are_scaled():
     for v in model.trainable_variables
   }
   assert scaled == {
-    'kernel:0': True,
-    'bias:0': False,
-    'gamma:0': True,
-    'beta:0': False,
+    'kernel': True,
+    'bias': False,
+    'gamma': True,
+    'beta': False,
   }
 
 

@@ -109,7 +109,7 @@ MOVING_AVERAGE = 'moving_average'
 STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
 
 
-# `--model=keras:NAME`: a network of `tf.keras.applications`.
+# `--model=keras:NAME`: a network of `keras.applications`.
 KERAS = 'keras:'
 # A user's function takes images, num_classes and norm.
 _NUM_PARAMETERS = 3
@@ -146,7 +146,7 @@ def check_model(model: str) -> None:
   if parts is None:
     raise UsageError(
       f'--model={model}: allowed are {", ".join(MODELS)}, {KERAS}NAME (of'
-      ' tf.keras.applications) and FILE.py:function (docs/models.md)'
+      ' keras.applications) and FILE.py:function (docs/models.md)'
       f'{closest(model, MODELS)}'
     )
   path, function = parts

@@ -431,14 +431,14 @@ def build_wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 def _application(
   name: str, images: tf.Tensor, num_classes: int, norm: str
 ) -> tf.Tensor:
-  """Builds an untrained network of `tf.keras.applications`."""
+  """Builds an untrained network of `keras.applications`."""
   flag = f'--model={names.KERAS}{name}'
   known = [
     n for n, f in vars(tf.keras.applications).items() if inspect.isfunction(f)
   ]
   if name not in known:
     raise UsageError(
-      f'{flag}: tf.keras.applications has no {name}{closest(name, known)}'
+      f'{flag}: keras.applications has no {name}{closest(name, known)}'
     )
   build = getattr(tf.keras.applications, name)
   if name.startswith('EfficientNetB'):

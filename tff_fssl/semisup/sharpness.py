@@ -22,7 +22,7 @@ def is_scaled(variable: tf.Variable) -> bool:
     >>> layer = tf.keras.layers.Dense(3)
     >>> layer.build([None, 2])
     >>> {v.name: sharpness.is_scaled(v) for v in layer.trainable_variables}
-    {'kernel:0': True, 'bias:0': False}
+    {'kernel': True, 'bias': False}
   """
   leaf = variable.name.split('/')[-1].split(':')[0]
   return leaf not in ('bias', 'beta')

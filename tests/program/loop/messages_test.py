@@ -54,7 +54,7 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
       partition=partition_draw.build_partition(
         np.arange(1_000) % 10, parsed.partition_settings
       ),
-      network=types.SimpleNamespace(trainable_variables=[]),
+      network=types.SimpleNamespace(trainable_weights=[]),
     )
     lines = messages.banner(task, None, None, None, None).splitlines()
     (line,) = [line for line in lines if line.startswith('  with ')]

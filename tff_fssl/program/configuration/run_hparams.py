@@ -34,7 +34,7 @@ class RunHparams:
   )
   model: str = hparam(
     'wrn28_2',
-    'The network: a name; keras:NAME, of tf.keras.applications; or'
+    'The network: a name; keras:NAME, of keras.applications; or'
     f' FILE.py:function (docs/models.md). {model_names.summaries()}. Names:',
     choices=model_names.MODELS,
     other_choices=True,
