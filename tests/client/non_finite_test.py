@@ -23,7 +23,8 @@ _VIEWS = augment.Views(_plain, _plain, _plain)
 
 def _model():
   return tf.keras.Sequential(
-    [tf.keras.Input([1]), tf.keras.layers.Dense(2, name='logits')]
+    [tf.keras.Input([1]), tf.keras.layers.Dense(2, name='logits')],
+    name='net',
   )
 
 
@@ -98,10 +99,22 @@ def _found(values, kernel=0.0):
     ([1.0, -1.0], 0.0, 0, 'score', 'before local step 1, score'),
     ([1000.0], 0.0, 0, 'aggregation weight', 'before local step 1, aggr'),
     ([2.0], 0.0, 1, 'loss_unlabeled', 'at local step 1, loss_unlabeled'),
-    ([3.0], 0.0, 1, 'gradient of logits/bias', 'bias (loss 30)'),
-    ([4.0], 0.0, 1, 'weights of logits/kernel', 'kernel (loss 40)'),
-    ([4.0], np.nan, 0, 'received logits/kernel', 'step 1, received logits'),
-    ([7.0], 3e38, 2, 'update of logits/kernel', 'at local step 2, update of'),
+    ([3.0], 0.0, 1, 'gradient of net/logits/bias', 'bias (loss 30)'),
+    ([4.0], 0.0, 1, 'weights of net/logits/kernel', 'kernel (loss 40)'),
+    (
+      [4.0],
+      np.nan,
+      0,
+      'received net/logits/kernel',
+      'step 1, received net/logits',
+    ),
+    (
+      [7.0],
+      3e38,
+      2,
+      'update of net/logits/kernel',
+      'at local step 2, update of',
+    ),
   ],
 )
 def test_what_is_found(values, kernel, step, tensor, text):
@@ -113,7 +126,7 @@ def test_what_is_found(values, kernel, step, tensor, text):
 def test_the_first_step_counts():
   # One of the three examples of each pass fails: at a step from 1 to 3.
   found = _found([1.0, 3.0, 5.0])
-  assert found.tensor == 'gradient of logits/bias' and 1 <= found.step <= 3
+  assert found.tensor == 'gradient of net/logits/bias' and 1 <= found.step <= 3
   assert found.loss == 30.0
 
 

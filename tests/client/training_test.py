@@ -356,7 +356,9 @@ def _regularized_model() -> tf.keras.Model:
       tf.keras.Input([1]),
       tf.keras.layers.Dense(3, kernel_regularizer='l1', use_bias=False),
       tf.keras.layers.Dense(
-        2, bias_regularizer='l2', kernel_regularizer='l1_l2'
+        2,
+        bias_regularizer='l2',
+        kernel_regularizer=tf.keras.regularizers.L1L2(0.01, 0.01),
       ),
     ]
   )
