@@ -131,7 +131,8 @@ lock: setup
 	      | file['project']['optional-dependencies']; \
 	    print(*parts['$$part'], sep='\n')" | \
 	  $(LOCK) requirements-$$part.txt - $$(sed -nE \
-	    's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.txt) || exit 1; \
+	    '/win32/!s/^([a-z0-9-]+)==.*/--no-emit-package \1/p' \
+	    requirements.txt) || exit 1; \
 	done
 
 clean:

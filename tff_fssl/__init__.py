@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-__version__ = '0.4.0'
+__version__ = '0.5.0'
 
 # TensorFlow reads it when it is imported. It reports factories of CUDA as
 # errors, and types in sound graphs as warnings.

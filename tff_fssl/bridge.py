@@ -20,6 +20,7 @@ TFF = 'tensorflow_federated'
 # Its metadata demand a Python below 3.12, and versions of 2023.
 INSTALL_TFF = (
   'pip install --no-deps --ignore-requires-python tensorflow-federated==0.87.0'
+  ' tensorflow-privacy==0.9.0'
 )
 
 # The modules that TFF imports -> what it needs them for.
@@ -115,10 +116,7 @@ def _empty_privacy() -> types.ModuleType:
   """Makes a `tensorflow_privacy` without names, whose modules are there."""
   spec = importlib.machinery.PathFinder.find_spec('tensorflow_privacy')
   if spec is None:
-    raise ImportError(
-      'tensorflow-privacy is not installed: pip install --no-deps'
-      ' tensorflow-privacy==0.9.0'
-    )
+    raise ImportError(f'tensorflow-privacy is not installed: {INSTALL_TFF}')
   package = types.ModuleType(spec.name)
   package.__path__ = list(spec.submodule_search_locations or ())
   return package

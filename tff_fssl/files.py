@@ -10,18 +10,13 @@ import json
 import math
 import os
 import stat
-import sys
+import tomllib
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from tff_fssl.hparams import UsageError
 
 if TYPE_CHECKING:
   import numpy as np
-
-if sys.version_info >= (3, 11):
-  import tomllib
-else:
-  import tomli as tomllib
 
 _LARGEST = 2**30
 # Whole numbers with more digits may be beyond the largest float.

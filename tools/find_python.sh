@@ -37,40 +37,48 @@ for python in ${1:-python3.13 python3.12 python3.11 python3 python}; do
   fi
 done
 
+needed='Python 3.11, 3.12 or 3.13'
 case $others in
-  '') why='no Python 3.11, 3.12 or 3.13' ;;
-  [12].* | 3.? | 3.10) why="Python $others is too old: NumPy, SciPy and others \
-have stopped to support it; needed is 3.11, 3.12 or 3.13" ;;
-  *) why="Python $others is too new: TensorFlow 2.21 has no build for it; \
-needed is 3.11, 3.12 or 3.13" ;;
+  '') why="no $needed" ;;
+  [12].* | 3.? | 3.10) why="Python $others is too old: today's NumPy has no \
+release for it; needed is $needed" ;;
+  *) why="Python $others is too new: TensorFlow 2.21 has no release for it; \
+needed is $needed" ;;
 esac
 [ -z "$without_venv" ] || why="$without_venv has no venv module"
-[ -z "$1" ] || fail "$1: $why. Give another PYTHON=, or none."
+if [ -n "$1" ]; then
+  command -v "$1" >/dev/null || fail "$1 is not a command. Give another" \
+    "PYTHON=, or none."
+  fail "$1: $why. Give another PYTHON=, or none."
+fi
 
 # Has uv, as it is called by the arguments, print a Python that it installs.
 bring() {
   "$@" --version >/dev/null 2>&1 || return 1
   echo "tff_fssl: $why; uv brings Python 3.12." >&2
-  "$@" python install --quiet 3.12 >&2 &&
-    UV_PYTHON_PREFERENCE=only-managed "$@" python find 3.12
+  "$@" python install 3.12 >&2 &&
+    UV_PYTHON_PREFERENCE=only-managed "$@" python find 3.12 ||
+    fail "uv could not bring it. Install Python 3.12 with its venv module," \
+      "and give PYTHON=/path/to/python3.12."
+  exit
 }
 
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
-bring uv && exit
+bring uv
 python3 -m pip install --quiet --target "$folder" uv >/dev/null 2>&1
-bring "$folder/bin/uv" && exit
-bring pipx run uv && exit
+bring "$folder/bin/uv"
+bring pipx run uv
 
 os_release=${OS_RELEASE:-/etc/os-release}
 [ ! -r "$os_release" ] || . "$os_release"
-with_uv="apt-get install python3-pip, which brings uv, which brings Python 3.12"
 case "$ID $VERSION_ID, $ID_LIKE" in
   'debian 12,'*) remedy='apt-get install python3.11 python3.11-venv' ;;
   'debian 13,'*) remedy='apt-get install python3.13 python3.13-venv' ;;
   'ubuntu 24.04,'*) remedy='apt-get install python3.12 python3.12-venv' ;;
-  debian* | ubuntu* | *debian*) remedy=$with_uv ;;
+  # With pip comes uv, with uv Python 3.12.
+  debian* | *debian*) remedy='apt-get install python3-pip' ;;
   fedora* | *fedora*) remedy='dnf install python3.12' ;;
-  *) remedy='install Python 3.12 with its venv module, or uv' ;;
+  *) remedy='install uv, or Python 3.12 with its venv module' ;;
 esac
 fail "$why. Do this, then the same again: $remedy." \
   "Or give PYTHON=/path/to/python3.12."
