@@ -20,7 +20,8 @@ _FAKE_UV = """\
 case "$*" in
   --version) ;;
   'python install 3.12') exit {failure} ;;
-  'python find 3.12') [ "$UV_PYTHON_PREFERENCE" = only-managed ] && echo {new} ;;
+  'python find 3.12')
+    [ "$UV_PYTHON_PREFERENCE" = only-managed ] && echo {new} ;;
   *) exit 3 ;;
 esac
 """
@@ -156,7 +157,9 @@ def test_the_remedy_is_that_of_the_distribution(
   reason = 'no Python 3.11, 3.12 or 3.13'
   if version:
     _add(place, 'python3', version)
-    reason = f'Python 3.{version[1]} is too {"new" if version[1] > 13 else "old"}'
+    reason = (
+      f'Python 3.{version[1]} is too {"new" if version[1] > 13 else "old"}'
+    )
   python, said = find()
   assert not python and len(said.splitlines()) == 1
   assert said.startswith(f'tff_fssl: {reason}')

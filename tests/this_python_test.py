@@ -17,7 +17,9 @@ def test_other_versions(monkeypatch):
   monkeypatch.setattr('sys.argv', _ADVICE.split())
   for version in ((3, 6), (3, 10), (3, 14), (4, 0)):
     problem = this_python.find_problem(version)
-    words = f') is {version[0]}.{version[1]}; needed is 3.11, 3.12 or 3.13; run '
+    words = (
+      f') is {version[0]}.{version[1]}; needed is 3.11, 3.12 or 3.13; run '
+    )
     assert words in problem and problem.endswith(f'.venv/bin/python {_ADVICE}')
   for version in ((3, 11), (3, 12), (3, 13)):
     assert this_python.find_problem(version) == ''

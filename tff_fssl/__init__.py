@@ -21,7 +21,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 
 # Older ones are told so by `this_python`.
-if sys.version_info >= (3, 11):
+if sys.version_info >= (3, 11):  # noqa: UP036
   from tff_fssl import bridge
 
   bridge.install()
