@@ -116,7 +116,10 @@ def _empty_privacy() -> types.ModuleType:
   """Makes a `tensorflow_privacy` without names, whose modules are there."""
   spec = importlib.machinery.PathFinder.find_spec('tensorflow_privacy')
   if spec is None:
-    raise ImportError(f'tensorflow-privacy is not installed: {INSTALL_TFF}')
+    raise ImportError(
+      'tensorflow-privacy is not installed: pip install --no-deps'
+      ' tensorflow-privacy==0.9.0'
+    )
   package = types.ModuleType(spec.name)
   package.__path__ = list(spec.submodule_search_locations or ())
   return package
