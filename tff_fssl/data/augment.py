@@ -278,7 +278,7 @@ def build_views(
   fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
     gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
-    fill = (int(gray),)
+    fill = (gray.numpy().item(),)
   padding = _padding(height), _padding(width)
   # One number for every value, since broadcasting over a short axis is slow.
   pixels = height * width
