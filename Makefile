@@ -60,7 +60,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml setup.py
 	  echo "Making $(VENV) with $$python"; \
 	  "$$python" -m venv --clear $(VENV); \
 	fi
-	@echo 'Installing requirements.txt (SIZE GB; takes minutes)'
+	@echo 'Installing requirements.txt (3.0 GB; takes minutes)'
 	@awk '/^[a-z]/ { take = /^(setuptools|wheel)==/ } take' requirements.txt \
 	  >$(VENV)/build-requirements.txt
 	@$(INSTALL) -r $(VENV)/build-requirements.txt
