@@ -56,8 +56,9 @@ _GRAPH_READER, _GRAPH_WRITER = 'DatasetFromGraph', 'DatasetToGraphV2'
 # Attributes of text that choose how to compute. Others may name a file, an
 # address or another program.
 _CHOICES = frozenset(
-  """align data_format dst_format equation fill_mode interpolation kernel_type
-  message method mode padding reduction_type round_mode src_format""".split()
+  """align bad_indices_policy data_format dst_format equation fill_mode
+  interpolation kernel_type message method mode padding reduction_type round_mode
+  src_format""".split()
 )
 _TEXTS_OF_ATTRIBUTES = ('string', 'list(string)', 'func', 'list(func)')
 
