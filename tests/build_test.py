@@ -3,11 +3,13 @@
 import itertools
 import re
 import sys
+import tomllib
 
 import pytest
 import source_tree
 
 import tff_fssl
+from tff_fssl import bridge
 
 # Modules whose package on the index has another name.
 _DISTRIBUTIONS = {
@@ -113,50 +115,62 @@ def _distribution(module):
   return _DISTRIBUTIONS.get(top, top)
 
 
-def _required(text):
-  return set(re.findall(r'^ *"?([a-z][a-z0-9-]*)', text, re.MULTILINE))
+def _names(requirements):
+  """Their names, without bounds and extras."""
+  return {re.match(r'[a-z0-9-]+', text)[0] for text in requirements}
 
 
-def test_what_is_imported_is_required(repository, tree):
-  project = (repository / 'pyproject.toml').read_text()
-  project = re.search(r'\ndependencies = \[(.*?)\n\]', project, re.DOTALL)[1]
-  required = _required((repository / 'requirements.in').read_text())
-  for_tests = _required((repository / 'requirements-dev.in').read_text())
+@pytest.fixture(scope='module')
+def required(repository):
+  """The names of what is asked for, by the part of the installation."""
+  file = tomllib.loads((repository / 'pyproject.toml').read_text())
+  parts = {
+    'run': file['project']['dependencies'],
+    **file['project']['optional-dependencies'],
+    **file['dependency-groups'],
+  }
+  return {part: _names(texts) for part, texts in parts.items()}
+
+
+def test_what_is_imported_is_required(required, tree):
   # griffe comes with mkdocstrings.
-  for_docs = _required((repository / 'requirements-docs.in').read_text())
-  for_docs.add('griffe')
+  for_others = required['dev'] | {'griffe'}
   for source in tree.sources.values():
     modules = tree.imports(source) - tree.sources.keys()
     packages = {_distribution(m) for m in modules} - {None}
-    if source.path.startswith('tools/'):
-      packages -= for_docs
-    if source.path.startswith('tff_fssl'):
-      assert packages <= required & _required(project), source.path
-    else:
-      assert packages <= required | for_tests, source.path
+    allowed = required['run'] | required['tff']
+    if not source.path.startswith('tff_fssl'):
+      allowed = allowed | for_others
+    assert packages <= allowed, source.path
 
 
-def test_build_file_names_the_requirements(repository, targets):
-  required = _required((repository / 'requirements.in').read_text())
-  assert _labels(targets, 'pypi') == {n.replace('-', '_') for n in required}
-  for_tests = _required((repository / 'requirements-dev.in').read_text())
-  assert _labels(targets, 'pypi_dev') <= for_tests
+def test_build_file_names_the_requirements(required, targets):
+  names = required['run'] | required['tff']
+  assert _labels(targets, 'pypi') == {name.replace('-', '_') for name in names}
+  assert _labels(targets, 'pypi_dev') <= required['dev']
+
+
+def test_tff_is_what_the_bridge_installs(repository):
+  pins = dict(_pins(repository / 'requirements.txt'))
+  names = bridge.INSTALL_TFF.split()[-2:]
+  file = tomllib.loads((repository / 'pyproject.toml').read_text())
+  assert names == file['dependency-groups']['tff']
+  assert names == [f'{name}=={pins[name]}' for name in sorted(_names(names))]
+
+
+def test_tff_brings_nothing(repository):
+  """What it asks for and never calls is not installed."""
+  lock = dict(_pins(repository / 'requirements.txt'))
+  for module in bridge.STAND_INS:
+    package = module.partition('.')[0].replace('_', '-')
+    assert not any(package in name for name in lock), package
 
 
 @pytest.mark.parametrize(
   'lock',
   [
     f'requirements{part}.txt'
-    for part in (
-      '',
-      '-dev',
-      '-docs',
-      '-flower',
-      '-flower-latest',
-      '-gpu',
-      '-ray',
-      '-track',
-    )
+    for part in ('', '-dev', '-flower', '-gpu', '-ray', '-track')
   ],
 )
 def test_locks_are_complete_and_name_no_host(repository, lock):
@@ -185,17 +199,13 @@ def test_dependencies_are_locked(repository, targets, hub, lock):
 
 
 def test_locks_agree(repository):
-  runtime = _pins(repository / 'requirements.txt')
-  names = {name for name, _ in runtime}
-  for name, version in _pins(repository / 'requirements-dev.txt'):
-    assert name not in names or (name, version) in runtime, name
-
-
-def test_constraints_are_the_lock_without_hashes(repository):
-  lock = (repository / 'requirements.txt').read_text().splitlines()
-  pins = [line.removesuffix(' \\') for line in lock if line[:1].isalpha()]
-  constraints = (repository / 'constraints.txt').read_text().splitlines()
-  assert [line for line in constraints if line[:1] != '#'] == pins
+  """All are installed into one environment."""
+  found = {}
+  for lock in repository.glob('requirements*.txt'):
+    pins = _pins(lock)
+    for name in dict(pins):
+      versions = {v for n, v in pins if n == name}
+      assert found.setdefault(name, versions) == versions, name
 
 
 def test_versions_agree(repository):

@@ -96,8 +96,8 @@ def test_tables_have_every_algorithm(page, repository):
 
 def test_its_badges_are_true(readme, repository):
   project = (repository / 'pyproject.toml').read_text()
-  assert 'requires-python = ">=3.10,<3.12"' in project
-  assert '[![Python 3.10 | 3.11]' in readme
+  assert 'requires-python = ">=3.11,<3.14"' in project
+  assert '[![Python 3.11 | 3.12 | 3.13]' in readme
   (version,) = re.findall(r'"tensorflow==([\d.]+)\.\*"', project)
   assert f'[![TensorFlow {version}]' in readme
   assert 'Apache-2.0' in project and '[![Licence: Apache 2.0]' in readme

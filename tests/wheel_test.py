@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 import tff_fssl
+from tff_fssl import bridge
 
 _PARTS = ('README.md', 'LICENSE', 'pyproject.toml', 'setup.py')
 _FOLDERS = ('tff_fssl', 'configs')
@@ -105,7 +106,7 @@ def test_its_command_works_in_an_empty_folder(tff_fssl_command, repository):
 
 
 @pytest.mark.slow
-def test_it_installs_by_one_command(wheel, repository, tmp_path):
+def test_it_installs_without_make(wheel, repository, tmp_path):
   subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'new'], check=True)
   folder = tmp_path / 'new' / 'bin'
   pip = [folder / 'python', '-m', 'pip', '--disable-pip-version-check']
@@ -116,9 +117,11 @@ def test_it_installs_by_one_command(wheel, repository, tmp_path):
   )
   if known.returncode:
     pytest.skip('no package index')
-  # The command of docs/installing.md.
-  command = ['install', '--quiet', '--no-deps', '-r', 'constraints.txt', wheel]
-  subprocess.run([*pip, *command], cwd=repository, check=True)
+  # The commands of docs/installing.md.
+  page = (repository / 'docs' / 'installing.md').read_text()
+  assert f'    pip install {wheel.name}\n    {bridge.INSTALL_TFF}\n' in page
+  for line in (f'pip install --quiet {wheel}', bridge.INSTALL_TFF):
+    subprocess.run([*pip, *line.split()[1:]], cwd=tmp_path, check=True)
   done = subprocess.run(
     [folder / 'tff-fssl', 'train', '--flagfile=configs/quickstart.flags']
     + ['--num_pretraining_rounds=0', '--total_rounds=1'],

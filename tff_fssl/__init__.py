@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-__version__ = '0.4.0'
+__version__ = '0.5.0'
 
 # TensorFlow reads it when it is imported. It reports factories of CUDA as
 # errors, and types in sound graphs as warnings.
@@ -21,7 +21,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('KERAS_BACKEND', 'tensorflow')
 
 # Older ones are told so by `this_python`.
-if sys.version_info >= (3, 11):
+if sys.version_info >= (3, 11):  # noqa: UP036
   from tff_fssl import bridge
 
   bridge.install()

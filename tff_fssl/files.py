@@ -10,9 +10,8 @@ import json
 import math
 import os
 import stat
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
-
 import tomllib
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from tff_fssl.hparams import UsageError
 

@@ -6,8 +6,11 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 
+# Flower's programs are beside this Python.
+BINARIES = pathlib.Path(sys.executable).parent
 _PATIENCE_SECS = 400
 
 
@@ -48,27 +51,20 @@ class Net:
     folder: The folder of their homes and logs.
   """
 
-  def __init__(
-    self, binaries, folder, *, is_latest, pythonpath, server, certificates=None
-  ):
+  def __init__(self, folder, *, pythonpath, server, certificates=None):
     """Starts nothing.
 
     Args:
-      binaries: The folder of Flower's programs.
       folder: A new folder.
-      is_latest: Whether the programs are newer than Flower 1.25.
       pythonpath: Where the server finds tff_fssl.
       server: The folder server/ of the app.
       certificates: A result of `make_certificates`, for TLS. None: without it.
     """
     self.folder = pathlib.Path(folder)
     self.folder.mkdir()
-    self._binaries, self._pythonpath = pathlib.Path(binaries), pythonpath
-    self._server = str(server)
-    self._is_latest, self._certificates = is_latest, certificates
-    self._fleet, self._control = _free_port(), _free_port()
-    if is_latest:
-      self._control = self._fleet
+    self._pythonpath, self._server = pythonpath, str(server)
+    self._certificates = certificates
+    self._port = _free_port()
 
   def __enter__(self):
     return self
@@ -78,15 +74,6 @@ class Net:
 
   def start_link(self):
     """Starts the SuperLink."""
-    if self._is_latest:
-      options = ['--host', '127.0.0.1', '--port', str(self._fleet)]
-      options.append('--disable-runtime-dependency-installation')
-    else:
-      options = [
-        *('--serverappio-api-address', f'127.0.0.1:{_free_port()}'),
-        *('--fleet-api-address', f'127.0.0.1:{self._fleet}'),
-        *('--control-api-address', f'127.0.0.1:{self._control}'),
-      ]
     security = ['--insecure']
     if self._certificates:
       security = [
@@ -94,17 +81,17 @@ class Net:
         *('--ssl-certfile', self._certificates / 'server.pem'),
         *('--ssl-keyfile', self._certificates / 'server.key'),
       ]
-    self._start('link', 'flower-superlink', *security, *options)
-    wait(lambda: self._listens(self._control), 'SuperLink')
+    self._start(
+      'link',
+      'flower-superlink',
+      *security,
+      *('--host', '127.0.0.1', '--port', self._port),
+      '--disable-runtime-dependency-installation',
+    )
+    wait(self._listens, 'SuperLink')
 
   def start_node(self, name, config):
     """Starts a SuperNode with a node configuration."""
-    port, options = _free_port(), []
-    if self._is_latest:
-      options = ['--host', '127.0.0.1', '--port', str(port)]
-    else:
-      options = ['--clientappio-api-address', f'127.0.0.1:{port}']
-    superlink = ['--superlink', f'127.0.0.1:{self._fleet}']
     security = ['--insecure']
     if self._certificates:
       security = ['--root-certificates', self._certificates / 'ca.crt']
@@ -112,10 +99,9 @@ class Net:
       name,
       'flower-supernode',
       *security,
-      *superlink,
-      *options,
-      '--node-config',
-      config,
+      *('--superlink', f'127.0.0.1:{self._port}'),
+      *('--host', '127.0.0.1', '--port', _free_port()),
+      *('--node-config', config),
     )
 
   def run(self, app, config):
@@ -123,19 +109,11 @@ class Net:
     security = 'insecure = true'
     if self._certificates:
       security = f'root-certificates = "{self._certificates / "ca.crt"}"'
-    address = f'address = "127.0.0.1:{self._control}"\n{security}\n'
-    if self._is_latest:
-      home = self.folder / 'run'
-      home.mkdir(exist_ok=True)
-      (home / 'config.toml').write_text(
-        f'[superlink]\ndefault = "x"\n[superlink.x]\n{address}'
-      )
-    else:
-      path = pathlib.Path(app) / 'pyproject.toml'
-      path.write_text(
-        f'{path.read_text()}\n[tool.flwr.federations]\ndefault = "x"\n'
-        f'[tool.flwr.federations.x]\n{address}'
-      )
+    home = self.folder / 'run'
+    home.mkdir(exist_ok=True)
+    (home / 'config.toml').write_text(
+      f'[superlink.x]\naddress = "127.0.0.1:{self._port}"\n{security}\n'
+    )
     self._start('run', 'flwr', 'run', app, 'x', '--run-config', config)
 
   def kill(self, name):
@@ -154,9 +132,9 @@ class Net:
       for path in sorted(self.folder.glob('*.log'))
     )
 
-  def _listens(self, port):
+  def _listens(self):
     with contextlib.closing(socket.socket()) as sock:
-      return sock.connect_ex(('127.0.0.1', port)) == 0
+      return sock.connect_ex(('127.0.0.1', self._port)) == 0
 
   def _start(self, name, program, *arguments):
     home = self.folder / name
@@ -166,14 +144,14 @@ class Net:
       'FLWR_HOME': str(home),
       'FLWR_TELEMETRY_ENABLED': '0',
       'FLWR_DISABLE_UPDATE_CHECK': '1',
-      'PATH': f'{self._binaries}{os.pathsep}{os.environ["PATH"]}',
+      'PATH': f'{BINARIES}{os.pathsep}{os.environ["PATH"]}',
       'PYTHONPATH': self._pythonpath if name == 'link' else '',
     }
     if name == 'link':
       environment['FSSL_SERVER'] = self._server
     with open(self.folder / f'{name}.log', 'ab') as log:
       subprocess.Popen(
-        [str(self._binaries / program), *map(str, arguments)],
+        [str(BINARIES / program), *map(str, arguments)],
         env=environment,
         stdout=log,
         stderr=log,

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tff_fssl import bridge
 from tff_fssl import hparams
 from tff_fssl.hparams import hparam
 from tff_fssl.program import training_types
@@ -143,6 +144,16 @@ def _leave(*argv):
     text=True,
     check=False,
   )
+
+
+def test_a_missing_tff_is_one_line(capsys):
+  def lack(name):
+    raise ModuleNotFoundError('install it so', name=name)
+
+  assert main.run(lambda _: lack(bridge.TFF), []) == main.USAGE
+  assert capsys.readouterr().err == 'error: install it so\n'
+  with pytest.raises(ModuleNotFoundError):
+    main.run(lambda _: lack('numpy'), [])
 
 
 def test_a_process_ends_without_teardown():

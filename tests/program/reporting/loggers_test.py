@@ -2,9 +2,7 @@ import asyncio
 import collections
 import json
 import os
-import pathlib
 import re
-import shutil
 import socket
 import time
 
@@ -89,12 +87,18 @@ def _log(logger, *rounds):
 
 
 @pytest.fixture(name='store')
-def _store(tmp_path):
-  """A folder of MLflow's, and a function that reads its runs."""
+def _store(request, tmp_path, monkeypatch):
+  """A store of MLflow's, and a function that reads its runs."""
+  monkeypatch.setenv('MLFLOW_DISABLE_TELEMETRY', 'true')
   mlflow = pytest.importorskip('mlflow')
-  uri = str(tmp_path / 'mlruns')
+  # Databases have their files in the current folder's mlruns/.
+  monkeypatch.chdir(tmp_path)
+  uri = f'sqlite:///{tmp_path / "mlflow.db"}'
+  if getattr(request, 'param', '') == 'folder':
+    uri = str(tmp_path / 'mlruns')
 
   def read():
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name('tff_fssl')
     runs = client.search_runs([experiment.experiment_id])
@@ -107,6 +111,7 @@ def _steps(client, run, name='test/accuracy'):
   return [m.step for m in client.get_metric_history(run.info.run_id, name)]
 
 
+@pytest.mark.parametrize('store', ['database', 'folder'], indirect=True)
 def test_mlflow_gets_all_and_is_continued(store, tmp_path):
   target, read = store
   folder, file = tmp_path / 'tracking', tmp_path / 'train.csv'
@@ -154,7 +159,7 @@ def test_a_run_that_the_tracker_has_lost_begins_anew(store, tmp_path):
     logger.finish(loggers.KILLED, 60)
     client, (run,) = read()
     assert _steps(client, run) == list(rounds)
-    shutil.rmtree(pathlib.Path(run.info.artifact_uri).parent)
+    client.delete_run(run.info.run_id)
 
 
 def _failure(logger):
@@ -188,7 +193,7 @@ def test_what_a_tracker_cannot_do_is_said_once(
   elif what == 'foreign':
     (folder / 'mlflow.json').write_text('{}')
   elif what == 'store':
-    (tmp_path / 'mlruns').write_text('not a folder')
+    (tmp_path / 'mlflow.db').write_text('not a database')
   else:
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '0')
     target = 'mlflow:http://127.0.0.1:9'
@@ -258,7 +263,7 @@ def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   names = {'loggers': loggers, 'managers': managers}
   # pylint: disable-next=exec-used
-  exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
+  exec(code.replace('/tmp', str(tmp_path)), names)
   # As `train_model` releases metrics.
   value = collections.OrderedDict(client_work={'train': {'loss': 0.5}})
   asyncio.run(names['manager'].release(value, 1))

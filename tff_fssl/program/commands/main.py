@@ -24,6 +24,7 @@ import types
 from typing import Any, NoReturn, TypeVar
 import warnings
 
+from tff_fssl import bridge
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
@@ -109,6 +110,13 @@ def run(
     _drop_output()
     return CLOSED_PIPE
   except UsageError as error:
+    _flush()
+    complain(str(error))
+    return USAGE
+  except ModuleNotFoundError as error:
+    # `bridge` says how to install it.
+    if error.name != bridge.TFF:
+      raise
     _flush()
     complain(str(error))
     return USAGE

@@ -344,7 +344,7 @@ class RunHparams:
   track: str = hparam(
     '',
     'Also send metrics, flags, pictures and the models to a tracker:'
-    " mlflow:URI, MLflow's server or a folder; wandb:PROJECT or"
+    " mlflow:URI, MLflow's server, database or folder; wandb:PROJECT or"
     ' wandb:ENTITY/PROJECT, Weights & Biases; or both, separated by a comma. No'
     ' tracker can stop training (docs/tracking.md).',
     may_change=True,

@@ -38,10 +38,13 @@ _RESULTS = {
 # Messages that wait for a slow tracker; one for each round.
 _MAX_WAITING = 100_000
 _MAX_ERROR = 2**16
-# Defaults of the libraries' own settings: they do not try for long, and say
-# nothing. Variables that the user set take precedence.
+# Defaults of the libraries' own settings: they do not try for long, and tell
+# nothing to others. Variables that the user set take precedence.
 _SETTINGS = {
   'GIT_PYTHON_REFRESH': 'quiet',
+  # Folders get no new features; databases do.
+  'MLFLOW_ALLOW_FILE_STORE': 'true',
+  'MLFLOW_DISABLE_TELEMETRY': 'true',
   'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '3',
   'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
   'WANDB_ERROR_REPORTING': 'false',

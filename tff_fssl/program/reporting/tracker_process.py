@@ -41,15 +41,15 @@ _WANDB = {
   'host': '-',
   'init_timeout': 60,
   'save_code': False,
-  '_disable_machine_info': True,
-  '_disable_meta': True,
-  '_disable_stats': True,
-  '_save_requirements': False,
+  'x_disable_machine_info': True,
+  'x_disable_meta': True,
+  'x_disable_stats': True,
+  'x_save_requirements': False,
 }
 
 
 class _MlflowLogger:
-  """A run of an MLflow server, or in a folder of MLflow's."""
+  """A run of an MLflow server, or in a database or folder of MLflow's."""
 
   def __init__(
     self,
@@ -93,6 +93,8 @@ class _MlflowLogger:
       if error.error_code == 'RESOURCE_DOES_NOT_EXIST':
         return False
       raise
+    if run.info.lifecycle_stage == 'deleted':
+      return False
     self._client.update_run(run_id, status='RUNNING')
     # Parameters cannot be changed: those of a continued run are tags.
     for name, value in params.items():
