@@ -12,6 +12,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_fssl import bridge
+from tff_fssl.hparams import UsageError
 
 
 def _run(code, **environment):
@@ -186,3 +187,13 @@ def test_installing_twice_adds_one_finder():
   before = list(sys.meta_path)
   bridge.install()
   assert sys.meta_path == before
+
+
+@pytest.mark.parametrize(
+  'name, value', [('KERAS_BACKEND', 'jax'), ('TF_USE_LEGACY_KERAS', '1')]
+)
+def test_another_keras_is_refused(name, value, monkeypatch):
+  monkeypatch.setenv(name, value)
+  with pytest.raises(UsageError, match=f'{name}={value}: .* unset it'):
+    with bridge.stand_ins():
+      pass

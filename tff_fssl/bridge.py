@@ -21,6 +21,8 @@ import sys
 import types
 from typing import Any
 
+from tff_fssl.hparams import UsageError
+
 TFF = 'tensorflow_federated'
 # Their metadata demand a Python below 3.12, and versions of 2023.
 INSTALL_TFF = (
@@ -150,10 +152,22 @@ def _import_privacy() -> None:
   package.__getattr__ = find  # type: ignore[method-assign]
 
 
+def _check_keras() -> None:
+  """Refuses environments in which `tf.keras` is not Keras 3 on TensorFlow."""
+  wanted = {'KERAS_BACKEND': 'tensorflow', 'TF_USE_LEGACY_KERAS': '0'}
+  for name, value in wanted.items():
+    given = os.environ.get(name, value)
+    if given.lower() != value:
+      raise UsageError(
+        f'{name}={given}: models are of Keras 3, on TensorFlow; unset it'
+      )
+
+
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
   """Enters a context in which what TFF imports and nobody calls is there."""
   global _importing
+  _check_keras()
   # These must not find stand-ins, so that they are imported before.
   importlib.import_module('tensorflow').keras  # noqa: B018
   _import_privacy()

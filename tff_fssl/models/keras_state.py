@@ -46,7 +46,7 @@ def seeded_variables(
       # The round's weights overwrite it, so that drawing it would be waste.
       initializer = tf.keras.initializers.Zeros()
     # TensorFlow's initializers are no Keras classes.
-    elif hasattr(initializer, 'get_config'):
+    elif seed is not None and hasattr(initializer, 'get_config'):
       config = initializer.get_config()
       if 'seed' in config:
         # Seeds follow the variable's place, not its name, since Keras's names
@@ -94,7 +94,7 @@ def trained_batch_norms(
 
 def _is_fused(layer: tf.keras.layers.Layer, inputs: tf.Tensor) -> bool:
   """Tells whether TensorFlow has one operation for a layer on `inputs`."""
-  return inputs.shape.rank == 4 and layer.axis % 4 == 3
+  return bool(inputs.shape.rank == 4 and layer.axis % 4 == 3)
 
 
 def _scale_and_offset(
