@@ -152,7 +152,7 @@ def test_build_file_names_the_requirements(required, targets):
 
 def test_tff_is_what_the_bridge_installs(repository):
   pins = dict(_pins(repository / 'requirements.txt'))
-  names = bridge.INSTALL_TFF.split()[-2:]
+  names = bridge.INSTALL_TFF.split()[-3:]
   file = tomllib.loads((repository / 'pyproject.toml').read_text())
   assert names == file['dependency-groups']['tff']
   assert names == [f'{name}=={pins[name]}' for name in sorted(_names(names))]

@@ -27,7 +27,7 @@ TFF = 'tensorflow_federated'
 # Their metadata demand a Python below 3.12, and versions of 2023.
 INSTALL_TFF = (
   'pip install --no-deps --ignore-requires-python tensorflow-federated==0.87.0'
-  ' tensorflow-privacy==0.9.0 tensorflow-model-optimization==0.8.0'
+  ' tensorflow-model-optimization==0.8.0 tensorflow-privacy==0.9.0'
 )
 
 # The modules that TFF imports -> what it needs them for.
