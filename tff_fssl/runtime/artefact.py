@@ -57,8 +57,8 @@ _GRAPH_READER, _GRAPH_WRITER = 'DatasetFromGraph', 'DatasetToGraphV2'
 # address or another program.
 _CHOICES = frozenset(
   """align bad_indices_policy data_format dst_format equation fill_mode
-  interpolation kernel_type message method mode padding reduction_type round_mode
-  src_format""".split()
+  interpolation kernel_type message method mode padding reduction_type
+  round_mode src_format""".split()
 )
 _TEXTS_OF_ATTRIBUTES = ('string', 'list(string)', 'func', 'list(func)')
 
