@@ -97,11 +97,8 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
       f'model_fn returned {what if model is not None else None}; it must build'
       ' and return a keras.Model (of Keras 3)'
     )
-  if model.name.startswith('_'):
-    raise UsageError(
-      f'model {model.name!r}: TensorFlow has no scopes whose names begin with'
-      " '_'; rename the class, or give the model a name"
-    )
+  # Keras names a model after its class, and TensorFlow has no scope '__net'.
+  model.name = model.name.lstrip('_') or 'model'
   return model
 
 
