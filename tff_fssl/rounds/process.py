@@ -129,7 +129,7 @@ def build_process(
     ... )
     >>> cohort = source.iterator().select(2)
     >>> state, metrics = process.next(process.initialize(), cohort)
-    >>> metrics['client_work']['train']['num_clients']
+    >>> int(metrics['client_work']['train']['num_clients'])
     2
   """
   _check(algorithm, data, aggregator)

@@ -89,7 +89,7 @@ def build_context(
     >>> mean = tff.federated_computation(
     ...   lambda x: tff.federated_mean(x), numbers
     ... )
-    >>> runtime.build_context().invoke(mean, [1.0, 2.0, 6.0])
+    >>> float(runtime.build_context().invoke(mean, [1.0, 2.0, 6.0]))
     3.0
   """
   if settings.runtime == TFF_WORKER:
