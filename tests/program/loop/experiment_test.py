@@ -20,9 +20,9 @@ _BAD_CLIENT = 7
 def _fragile_model():
   """NaN for images that are bright all over."""
   inputs = tf.keras.Input([8, 8, 1])
-  bright = tf.reduce_mean(inputs, axis=[1, 2, 3], keepdims=True)
+  bright = tf.keras.ops.mean(inputs, axis=[1, 2, 3], keepdims=True)
   hidden = tf.keras.layers.Flatten()(
-    inputs + tf.where(bright > 1.5, np.nan, 0.0)
+    inputs + tf.keras.ops.where(bright > 1.5, np.nan, 0.0)
   )
   return tf.keras.Model(
     inputs, tf.keras.layers.Dense(10, name='logits')(hidden)
