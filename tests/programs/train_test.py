@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 import tensorflow as tf
-from tensorflow.core.profiler.protobuf import xplane_pb2
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main
