@@ -310,7 +310,9 @@ class TestSteps:
       with tf.GradientTape() as tape:
         logits = examples.logits(student, 'weak')
         loss = tf.reduce_mean(
-          tf.keras.losses.sparse_categorical_crossentropy(y, logits, True)
+          tf.keras.losses.sparse_categorical_crossentropy(
+            tf.constant(y), logits, True
+          )
         )
       gradients.append(student.gradients(tape, loss)[0])
     result = pair.step(_make(), batch)

@@ -235,6 +235,8 @@ def test_weights_go_in_and_out_of_a_subclassed_model():
   )
   model = _Noisy()
   images = tiny_task.VIEWS.plain(tf.constant(x))
+  # Within the model, Keras would keep a tensor of a graph that it drops.
+  model.scale.build(images.shape)
   model(images)
   process.get_model_weights(state).assign_weights_to(model)
   accuracy = np.mean(np.argmax(model(images), -1) == y)

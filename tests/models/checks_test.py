@@ -322,7 +322,7 @@ _REFUSED = {
     'model_fn raised TypeError',
   ),
   'two outputs': (lambda: _outputs(lambda y: [y, y]), 'list of 2'),
-  'a dict': (lambda: _outputs(lambda y: {'logits': y}), 'gives dict; it'),
+  'a dict': (lambda: _outputs(lambda y: {'logits': y}), 'dict of 1'),
   'subclass, dict': (
     lambda: _subclassed(lambda self, x, training: {'a': x, 'b': x}),
     'dict of 2',
@@ -361,7 +361,7 @@ _REFUSED = {
   ),
   'classes': (
     lambda: _ending(_LAYERS.Lambda(lambda x: tf.cast(x, tf.int32))),
-    'gives int32; it must give',
+    r'gives int32 \[B, 4\]',
   ),
   # Probabilities.
   'softmax': (lambda: _ending(_LAYERS.Dense(4, 'softmax')), 'must give logits'),

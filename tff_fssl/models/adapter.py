@@ -129,9 +129,9 @@ class Network:
     self._recorded: list[BatchMoments] | None = None
     self._use_batch_moments = False
     self.batch_norm_layers = keras_state.trained_batch_norms(model)
+    indices = {id(x): i for i, x in enumerate(self.batch_norm_layers)}
     for layer in keras_state.batch_norms(model):
-      frozen = layer not in self.batch_norm_layers
-      index = -1 if frozen else self.batch_norm_layers.index(layer)
+      index = indices.get(id(layer))
       layer.call = self._batch_norm_call(index, layer, layer.call)
     self._random_layers = keras_state.RandomLayers(model)
     # `Normalization` copies its weights when it is built, so that it would not
@@ -174,7 +174,7 @@ class Network:
 
   def _batch_norm_call(
     self,
-    index: int,
+    index: int | None,
     layer: tf.keras.layers.Layer,
     keras_call: Callable[..., tf.Tensor],
   ) -> Callable[..., tf.Tensor]:
@@ -190,7 +190,8 @@ class Network:
           f'layer {layer.name!r} (batch normalization) gets a mask, which'
           ' static batch norm does not support; remove the masking'
         )
-      if index < 0 or not (training or self._use_batch_moments):
+      # A frozen layer has no index.
+      if index is None or not (training or self._use_batch_moments):
         return keras_state.normalize(layer, keras_call, inputs)
       outputs, moments = keras_state.normalize_batch(
         layer,
@@ -311,12 +312,8 @@ class Network:
     with context:
       outputs = model(images, training=training)
     if not (tf.is_tensor(outputs) and outputs.dtype.is_floating):
-      kind = getattr(outputs, 'dtype', None)
-      raise hparams.UsageError(
-        f'model {model.name!r} gives'
-        f' {kind.name if kind else type(outputs).__name__}; it must give one'
-        ' tensor, float32 logits'
-      )
+      # Keras's symbolic call may have told otherwise.
+      checks.check_output(model, outputs, None)
     return tf.cast(outputs, tf.float32)
 
   @functools.cached_property

@@ -52,6 +52,12 @@ def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
   return list(model._flatten_layers())  # pylint: disable=protected-access
 
 
+def own_weights(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
+  """Lists a layer's own weights, without those of its inner layers."""
+  # pylint: disable-next=protected-access
+  return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def _cause(error: Exception) -> str:
   """Finds the line of a Keras error that names the cause."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -116,11 +122,7 @@ def check_is_new(
   """
   ours = {id(v) for v in created}
   for layer in reversed(layers(model)):
-    # pylint: disable-next=protected-access
-    for variable in (
-      *layer._trainable_variables,
-      *layer._non_trainable_variables,
-    ):
+    for variable in own_weights(layer):
       if id(variable) not in ours:
         raise UsageError(
           f'model {model.name!r}: layer {layer.name!r} is older than this'
@@ -257,11 +259,12 @@ def check_output(
       f'model {model.name!r} gives {what if output is not None else None}; it'
       f' must give one tensor, logits {expected}'
     )
-  shape = output.shape
-  if len(shape) != 2 or shape[1] is None or 'float' not in output.dtype:
+  shape, dtype = tf.TensorShape(output.shape), tf.as_dtype(output.dtype)
+  if shape.rank != 2 or shape[1] is None or not dtype.is_floating:
     raise UsageError(
-      f'model {model.name!r} gives {output.dtype} {_dims(shape)}; it must give'
-      f' logits, float32 {expected}'
+      f'model {model.name!r} gives {dtype.name} '
+      f'{_dims(shape) if shape.rank is not None else "of any rank"}; it must'
+      f' give logits, float32 {expected}'
     )
   if num_classes is not None and shape[1] != num_classes:
     raise UsageError(

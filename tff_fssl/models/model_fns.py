@@ -81,11 +81,7 @@ def _own_weights(
 
   Layers without weights of their own are skipped.
   """
-  pairs = [
-    # pylint: disable-next=protected-access
-    (layer, [*layer._trainable_variables, *layer._non_trainable_variables])
-    for layer in checks.layers(model)
-  ]
+  pairs = [(layer, checks.own_weights(layer)) for layer in checks.layers(model)]
   return [(layer, own) for layer, own in pairs if own]
 
 

@@ -89,6 +89,8 @@ def _elements(
 def _make_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
   """Returns a tensor with a value that the type can hold. See `_fits`."""
   spec = operations.element_spec(type_spec)
+  if isinstance(value, tf.keras.Variable):
+    value = value.value
   if isinstance(value, tf.Variable):
     value = value.read_value()
   if (

@@ -14,8 +14,8 @@ from tff_fssl.lazy import tf
 # The distance of an embedding from a prototype.
 MEAN_SQUARED, EUCLIDEAN = 'mse', 'euclid'
 # The probability of a class without a prototype in a cross-entropy.
-LEAST = 1e-7
-LOG_LEAST = math.log(LEAST)
+_LEAST = 1e-7
+LOG_LEAST = math.log(_LEAST)
 # The gradient of the square root is infinite at 0, and cut off below this.
 _LEAST_SQUARE = 1e-12
 
@@ -209,7 +209,9 @@ def mean_probs(
 
 def logits(predicted: tf.Tensor) -> tf.Tensor:
   """Computes logits of probabilities float32 [N, K], at least log 1e-7."""
-  return tf.math.log(tf.maximum(predicted, LEAST))
+  # Of tensors, and of Keras's symbolic ones.
+  ops = tf.keras.ops
+  return ops.log(ops.maximum(predicted, _LEAST))
 
 
 def cross_entropy(targets: tf.Tensor, log_predicted: tf.Tensor) -> tf.Tensor:

@@ -382,7 +382,7 @@ def _build_head(
   |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2. Only
   `EUCLIDEAN` needs |z|^2, which cancels out in the softmax of the mean square.
   """
-  layers, ops = tf.keras.layers, tf.keras.ops
+  layers = tf.keras.layers
   embeddings = network.outputs[0]
   scores = layers.Dense(
     num_sets * num_classes, dtype='float32', name='prototypes'
@@ -393,7 +393,7 @@ def _build_head(
     )
     # Rounding may make a square negative.
     scores = layers.Add(name='distances')([scores, squares])
-    scores = -ops.sqrt(layers.ReLU(name='not_negative')(scores))
+    scores = -tf.keras.ops.sqrt(layers.ReLU(name='not_negative')(scores))
   predicted = layers.Softmax(name='of_each')(
     layers.Reshape((num_sets, num_classes), name='sets')(scores)
   )
@@ -401,8 +401,7 @@ def _build_head(
     layers.Permute((2, 1), name='classes')(predicted)
   )
   mean = layers.Reshape((num_classes,), name='probabilities')(mean)
-  logits = ops.log(ops.maximum(mean, prototypes_lib.LEAST))
-  return tf.keras.Model(network.inputs, logits)
+  return tf.keras.Model(network.inputs, prototypes_lib.logits(mean))
 
 
 def _head_values(
