@@ -242,7 +242,10 @@ def test_weights_go_in_and_out_of_a_subclassed_model():
   accuracy = np.mean(np.argmax(model(images), -1) == y)
   assert result['accuracy'] == pytest.approx(accuracy)
   put = process.set_model_weights(
-    process.initialize(), tff.learning.models.ModelWeights.from_model(model)
+    process.initialize(),
+    tff.learning.models.ModelWeights(
+      model.trainable_weights, model.non_trainable_weights
+    ),
   )
   for a, b in zip(
     put.global_model_weights.trainable, state.global_model_weights.trainable

@@ -79,7 +79,10 @@ def test_weights_of_a_keras_model_go_into_the_state(example):
   tff.framework.set_default_context(example.fssl.runtime.build_context())
   model = example.model_fn()
   state = process.set_model_weights(
-    process.initialize(), tff.learning.models.ModelWeights.from_model(model)
+    process.initialize(),
+    tff.learning.models.ModelWeights(
+      model.trainable_weights, model.non_trainable_weights
+    ),
   )
   for new, old in zip(
     state.global_model_weights.trainable, model.trainable_variables, strict=True
