@@ -47,7 +47,9 @@ _VIEWS = augment.Views(
 def _model():
   inputs = tf.keras.Input([1])
   first = tf.keras.layers.Dense(1)(inputs)
-  return tf.keras.Model(inputs, tf.concat([first, tf.zeros_like(first)], -1))
+  ops = tf.keras.ops
+  logits = ops.concatenate([first, ops.zeros_like(first)], -1)
+  return tf.keras.Model(inputs, logits)
 
 
 def _probs(theta, x):

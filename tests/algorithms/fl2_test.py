@@ -28,7 +28,9 @@ _STEPS, _RATE = 3, 0.2
 def _model() -> tf.keras.Model:
   inputs = tf.keras.Input([1])
   first = tf.keras.layers.Dense(1)(inputs)
-  return tf.keras.Model(inputs, tf.concat([first, tf.zeros_like(first)], -1))
+  ops = tf.keras.ops
+  logits = ops.concatenate([first, ops.zeros_like(first)], -1)
+  return tf.keras.Model(inputs, logits)
 
 
 def _probs(parameters, x):
