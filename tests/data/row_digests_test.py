@@ -151,15 +151,6 @@ def _vector_parquet(path):
   parquet.write_table(pa.table(table), path)
 
 
-def _vector_tfrecord(path):
-  columns = _vector_columns()
-  columns['client'] = np.arange(40) % 3
-  with tf.io.TFRecordWriter(str(path)) as writer:
-    for row in zip(*columns.values()):
-      row = [v.encode() if isinstance(v, str) else v for v in row]
-      writer.write(client_files.example(**dict(zip(columns, row))))
-
-
 # Texts.
 
 _WORDS = 'oil match shares goal Ärger 42 win, lost! dear 東京 the of'.split()
@@ -217,11 +208,7 @@ def _sets_sqlite(path):
   )
 
 
-def _users(folder):
-  client_files.users(folder, client_files.examples(_TRAIN))
-
-
-def _picture_users(folder):
+def _picture_clients(path):
   """Contents of image files, and labels as text or unknown."""
   labels = [b'tree', b'shrub', b'']
   contents = {
@@ -229,18 +216,9 @@ def _picture_users(folder):
       client_files.example(image=hub_files.png(9 * n + i), kind=labels[i % 3])
       for i in range(12)
     ]
-    for n, name in enumerate(('zoe.tfrecord', 'adam.tfrecord'))
+    for n, name in enumerate(('zoe', 'adam'))
   }
-  client_files.users(folder, contents)
-
-
-def _hdf5(path):
-  client_files.hdf5(path, _TRAIN)
-
-
-def _hdf5_pair(folder):
-  client_files.hdf5(folder / 'fed_train.h5', _TRAIN)
-  client_files.hdf5(folder / 'fed_test.h5', _TEST)
+  client_files.sqlite(path, {'train': contents})
 
 
 # Hugging Face's hub.
@@ -317,14 +295,11 @@ _IMAGES = {
   'folder parquet': (_parquet_manifest, 'folder:PATH', {'image_size': '8'}),
   'clientdata sqlite': (_sqlite, 'clientdata:PATH', {}),
   'clientdata sets': (_sets_sqlite, 'clientdata:PATH/big', {'color': 'rgb'}),
-  'clientdata users': (_users, 'clientdata:PATH', {}),
-  'clientdata files': (
-    _picture_users,
+  'clientdata pictures': (
+    _picture_clients,
     'clientdata:PATH',
     {'label_field': 'kind', 'test_share': 0.3},
   ),
-  'clientdata hdf5': (_hdf5, 'clientdata:PATH', {'image_size': '7'}),
-  'clientdata pair': (_hdf5_pair, 'clientdata:PATH', {}),
   'hub': (_hub, 'huggingface:owner/pets', {}),
   'hub clients': (
     _hub_clients,
@@ -354,7 +329,6 @@ _OTHERS = {
     {'test_share': 0.3},
   ),
   'vectors parquet': (_vector_parquet, 'features:PATH.parquet', {}),
-  'vectors tfrecord': (_vector_tfrecord, 'features:PATH.tfrecord', {}),
   'texts': (_text_csv, 'text:PATH.csv', {}),
   'texts plain': (
     _plain_text_csv,
@@ -371,10 +345,7 @@ _DIGESTS = {
   'folder parquet': 'c92a6cc3624edff1',
   'clientdata sqlite': '20fc7a289d9de769',
   'clientdata sets': 'de8dbd957fdbeea1',
-  'clientdata users': '632633b6d5baa5e0',
-  'clientdata files': '012bbb79af41b595',
-  'clientdata hdf5': 'f058cfd537bb5b01',
-  'clientdata pair': 'e41de9715bc9d686',
+  'clientdata pictures': 'd8d2a5cb65d64a92',
   'hub': '241368a71bf5361c',
   'hub clients': '95fd0a6b0ef72f04',
   'tfds': '7145ec106f97a36e',
@@ -407,7 +378,6 @@ _DIGESTS = {
   'digits at clients': 'c8858521f68e0b35',
   'vectors npz': '91ddcb66022a5094',
   'vectors parquet': 'c4ddfac6aeafa4e2',
-  'vectors tfrecord': '7f51881ee4cd867c',
 }
 
 

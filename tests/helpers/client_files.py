@@ -1,12 +1,10 @@
 """Small files of TFF's `ClientData`, written as TFF and TensorFlow do."""
 
 from collections.abc import Mapping, Sequence
-import os
 import pathlib
 import sqlite3
 from typing import Any
 
-import h5py
 import numpy as np
 import tensorflow as tf
 
@@ -81,19 +79,9 @@ def sqlite(
   connection.close()
 
 
-def users(folder: pathlib.Path, clients: Mapping[str, Sequence[bytes]]) -> None:
-  """Writes a TFRecord file for each client."""
-  folder.mkdir(parents=True)
-  for name, contents in clients.items():
-    with tf.io.TFRecordWriter(os.fspath(folder / name)) as writer:
-      for content in contents:
-        writer.write(content)
-
-
-def hdf5(path: pathlib.Path, clients: Clients) -> None:
-  """Writes TFF's older layout."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with h5py.File(path, 'w') as file:
-    for name, (x, y) in clients.items():
-      group = file.create_group(f'examples/{name}')
-      group['pixels'], group['label'] = x, y
+def train_and_test(
+  path: pathlib.Path, train: Clients, test: Clients | None = None
+) -> None:
+  """Writes both splits, of the same clients unless others are given."""
+  splits = {'train': train, 'test': train if test is None else test}
+  sqlite(path, {split: examples(drawn) for split, drawn in splits.items()})

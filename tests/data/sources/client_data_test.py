@@ -2,17 +2,13 @@ import os
 import sqlite3
 
 import client_files
-import h5py
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tff_fssl import files
 from tff_fssl.data import clients
 from tff_fssl.data import image_cache
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
-from tff_fssl.data.sources import client_data
 from tff_fssl.hparams import UsageError
 
 _TRAIN = client_files.draw({'b': 4, 'a': 3, 'c': 2}, seed=1)
@@ -68,39 +64,20 @@ def test_sqlite_as_tff_reads_it(sqlite, load):
   )
 
 
-def test_a_client_may_have_the_name_of_a_split(tmp_path, load):
-  clients = dict(zip(('anna', 'coli_strain', 'latest'), _TRAIN.values()))
-  client_files.users(tmp_path / 'users', client_files.examples(clients))
-  assert load('users').client_names == tuple(sorted(clients))
-
-
-def test_other_layouts_are_the_same(tmp_path, load):
-  users, h5 = tmp_path / 'users', tmp_path / 'h5'
-  client_files.users(users / 'train', client_files.examples(_TRAIN))
-  client_files.users(users / 'test', client_files.examples(_TEST))
-  client_files.hdf5(h5 / 'fed_emnist_train.h5', _TRAIN)
-  client_files.hdf5(h5 / 'fed_emnist_test.h5', _TEST)
-  loaded = [load('users'), load('h5')]
-  for data in loaded:
-    _check(data)
-  np.testing.assert_array_equal(loaded[0].test.x, loaded[1].test.x)
-  np.testing.assert_array_equal(loaded[0].test.y, loaded[1].test.y)
-
-
 def test_a_share_for_testing(tmp_path, load):
-  drawn = client_files.draw({'a': 200, 'b': 100})
-  client_files.users(tmp_path / 'users', client_files.examples(drawn))
-  data = load('users')
+  def write(name, counts):
+    drawn = client_files.examples(client_files.draw(counts))
+    client_files.sqlite(tmp_path / name, {'train': drawn})
+
+  write('few', {'a': 200, 'b': 100})
+  data = load('few')
   assert 40 < len(data.test) < 80
   assert len(data.train) + len(data.test) == 300
   assert '0.2 of the images' in data.notes
-  fewer = load('users', test_share=0.1)
-  assert len(fewer.test) < len(data.test)
+  assert len(load('few', test_share=0.1).test) < len(data.test)
   # The images of an added client move no other.
-  more = client_files.draw({'c': 30}, seed=3)
-  client_files.users(tmp_path / 'more', client_files.examples(more))
-  os.rename(tmp_path / 'more' / 'c', tmp_path / 'users' / 'c')
-  after = clients.NaturalClients(load('users'))
+  write('more', {'a': 200, 'b': 100, 'c': 30})
+  after = clients.NaturalClients(load('more'))
   before = clients.NaturalClients(data)
   for name in before:
     np.testing.assert_array_equal(after[name][0][0], before[name][0][0])
@@ -224,12 +201,12 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
     (_other_schema, 'it has no table examples'),
     (_endless_view, 'it has no table examples'),
     (_computed_column, 'it has no table examples'),
-    (lambda path: path.write_text('?' * 99), 'it is no TFRecord file'),
-    (lambda path: path.write_bytes(b''), "it has no split 'train', but no"),
+    (lambda path: path.write_text('?' * 99), 'it is no SQLite file'),
+    (lambda path: path.write_bytes(b''), 'it is no SQLite file'),
     (lambda path: path.unlink(), 'it does not exist'),
     (lambda path: (path.unlink(), os.mkfifo(path)), 'not a regular file'),
     (lambda path: (path.unlink(), path.symlink_to(path)), 'leads back'),
-    (lambda path: (path.unlink(), path.mkdir()), 'has no files'),
+    (lambda path: (path.unlink(), path.mkdir()), 'it is a folder'),
     (
       lambda path: _replaced(path, [client_files.example(pixels=[0.5])]),
       'its fields are pixels; name the right one by --label_field',
@@ -275,6 +252,7 @@ def test_hostile_files_are_one_line(sqlite, load, tmp_path, spoil, words):
     ({'pixels': np.ones(25), 'label': -7}, 'its label is -7'),
     ({'pixels': np.ones(25), 'label': 2**40}, 'its label is 1099511627776'),
     ({'pixels': b'\x89PNG?', 'label': 1}, '5 values are no square'),
+    ({'pixels': [], 'label': 1}, 'it is empty'),
   ],
 )
 def test_examples_that_cannot_be_read(tmp_path, load, features, words):
@@ -292,62 +270,6 @@ def test_examples_that_cannot_be_read(tmp_path, load, features, words):
   assert len(load('a.sqlite', max_unreadable=1).train) == 20
 
 
-def test_hdf5_that_cannot_be_read(tmp_path, load):
-  path = tmp_path / 'a.h5'
-  client_files.hdf5(path, _TRAIN)
-  with h5py.File(path, 'a') as file:
-    file['examples/b/pixels'][2] = np.inf
-  with pytest.raises(UsageError, match='train b/2: .* from .* to inf'):
-    load('a.h5')
-  with h5py.File(path, 'a') as file:
-    del file['examples/b/label']
-    file['examples/b/label'] = h5py.ExternalLink('/etc/hosts', 'x')
-  with pytest.raises(UsageError, match="there is no 'label' in /examples/b"):
-    load('a.h5')
-  with h5py.File(path, 'a') as file:
-    del file['examples/b']
-    # A file of some kilobytes.
-    file.create_dataset(
-      'examples/b/pixels', (3, 10**5, 10**5), 'f4', chunks=True
-    )
-    file['examples/b/label'] = [0, 1, 0]
-  with pytest.raises(UsageError, match=r'has \[3, 100000, 100000\] values'):
-    load('a.h5')
-  path.write_bytes(path.read_bytes()[:600])
-  with pytest.raises(UsageError, match='cannot be read as HDF5'):
-    load('a.h5')
-
-
-@pytest.mark.parametrize('kind', ['external', 'virtual'])
-@pytest.mark.parametrize('field', ['pixels', 'label'])
-def test_hdf5_with_values_in_other_files(tmp_path, load, kind, field):
-  client_files.hdf5(tmp_path / 'a.h5', _TRAIN)
-  shape = (3, 5, 5) if field == 'pixels' else (3,)
-  name = f'examples/a/{field}'
-  (tmp_path / 'secret').write_bytes(b'\x01' * 75)
-  client_files.hdf5(tmp_path / 'secret.h5', _TRAIN)
-  with h5py.File(tmp_path / 'a.h5', 'a') as file:
-    del file[name]
-    if kind == 'external':
-      secret = [(str(tmp_path / 'secret'), 0, 75)]
-      file.create_dataset(name, shape, 'u1', external=secret)
-    else:
-      layout = h5py.VirtualLayout(shape, 'f4')
-      layout[:] = h5py.VirtualSource(
-        str(tmp_path / 'secret.h5'), name, shape=shape
-      )
-      file.create_virtual_dataset(name, layout)
-  with pytest.raises(UsageError, match=f'/{name} lies in another file'):
-    load('a.h5')
-
-
-def test_two_files_for_training(tmp_path, load):
-  client_files.hdf5(tmp_path / 'x' / 'a_train.h5', _TRAIN)
-  client_files.hdf5(tmp_path / 'x' / 'b_train.h5', _TRAIN)
-  with pytest.raises(UsageError, match='a_train.h5 and b_train.h5 are both'):
-    load('x')
-
-
 def test_many_that_cannot_be_read(tmp_path, load):
   good = client_files.examples(client_files.draw({'a': 20}))['a']
   bad = client_files.example(pixels=np.full(25, np.nan), label=1)
@@ -356,66 +278,3 @@ def test_many_that_cannot_be_read(tmp_path, load):
   )
   with pytest.raises(UsageError, match='more than 1,000 images cannot be read'):
     load('a.sqlite')
-
-
-def _example(**features):
-  return tf.train.Example(
-    features=tf.train.Features(feature=features)
-  ).SerializeToString()
-
-
-def test_values_are_those_of_tensorflow():
-  parsed = client_data.parse_example(
-    _example(
-      floats=tf.train.Feature(float_list=tf.train.FloatList(value=[0.25, -3])),
-      integers=tf.train.Feature(
-        int64_list=tf.train.Int64List(value=[-(2**40), 7])
-      ),
-      text=tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a\xff'])),
-      empty=tf.train.Feature(),
-      two=tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a', b'b'])),
-    )
-  )
-  assert sorted(parsed) == ['empty', 'floats', 'integers', 'text', 'two']
-  floats = client_data.read_value(parsed['floats'])
-  assert floats.dtype == np.float32 and floats.tolist() == [0.25, -3]
-  integers = client_data.read_value(parsed['integers'])
-  assert integers.dtype == np.int64 and integers.tolist() == [-(2**40), 7]
-  assert client_data.read_value(parsed['text']) == b'a\xff'
-  for name in ('empty', 'two'):
-    with pytest.raises(ValueError):
-      client_data.read_value(parsed[name])
-
-
-@pytest.mark.parametrize('content', [b'\xff' * 9, 'text', None, 3])
-def test_what_is_no_example(content):
-  with pytest.raises(ValueError, match='no tf.train.Example'):
-    client_data.parse_example(content)
-
-
-def _records(path):
-  with files.open_binary(str(path)) as file:
-    return list(client_data.read_records(str(path), file))
-
-
-def test_records(tmp_path):
-  path = tmp_path / 'a'
-  contents = [os.urandom(n) for n in (0, 1, 9, 70_000)]
-  with tf.io.TFRecordWriter(str(path)) as writer:
-    for content in contents:
-      writer.write(content)
-  assert _records(path) == contents
-  whole = path.read_bytes()
-  for size in (len(whole) - 1, len(whole) - 5, 50, 19):
-    path.write_bytes(whole[:size])
-    with pytest.raises(files.FileError, match='record at byte .* is damaged'):
-      _records(path)
-  # A length of 2 ** 60, with its checksum.
-  path.write_bytes(bytes.fromhex('0000000000000010') + whole[8:12])
-  with pytest.raises(files.FileError, match='no TFRecord file'):
-    _records(path)
-  huge = (2**60).to_bytes(8, 'little')
-  checksum = client_data._masked_crc(huge).to_bytes(4, 'little')
-  path.write_bytes(huge + checksum + b'0' * 9)
-  with pytest.raises(files.FileError, match='byte 0 is damaged'):
-    _records(path)

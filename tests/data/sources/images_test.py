@@ -126,8 +126,7 @@ def test_fields():
 )
 def test_a_cache_that_somebody_edited(tmp_path, spoil):
   clients = client_files.draw({'a': 4, 'b': 4})
-  client_files.hdf5(tmp_path / 'x' / 'a_train.h5', clients)
-  client_files.hdf5(tmp_path / 'x' / 'a_test.h5', clients)
+  client_files.train_and_test(tmp_path / 'x', clients)
   settings = DataHparams(cache_dir=str(tmp_path / 'cache'))
   load = lambda: sources.load('clientdata:x', str(tmp_path), settings)
   load()

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 import pytest
-import tensorflow as tf
 
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
@@ -39,28 +38,9 @@ def _write_parquet(path, columns):
   )
 
 
-def _feature(value):
-  value = np.ravel(value)
-  if value.dtype.kind == 'f':
-    return tf.train.Feature(float_list=tf.train.FloatList(value=value))
-  if value.dtype.kind == 'i':
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
-  text = [str(v).encode() for v in value]
-  return tf.train.Feature(bytes_list=tf.train.BytesList(value=text))
-
-
-def _write_tfrecord(path, columns):
-  with tf.io.TFRecordWriter(str(path)) as writer:
-    for row in zip(*columns.values()):
-      features = {name: _feature(v) for name, v in zip(columns, row)}
-      example = tf.train.Example(features=tf.train.Features(feature=features))
-      writer.write(example.SerializeToString())
-
-
 _WRITE = {
   'npz': _write_npz,
   'parquet': _write_parquet,
-  'tfrecord': _write_tfrecord,
 }
 
 
@@ -231,12 +211,6 @@ def test_rows_that_differ(tmp_path):
   )
   with pytest.raises(UsageError, match='another nothing'):
     _load(tmp_path / 'a.parquet')
-  path = tmp_path / 'a.tfrecord'
-  columns = {'x': np.array(rows, object), 'y': np.array(['a', 'b'] * 3)}
-  columns['x'] = [np.array(row) for row in rows]
-  _write_tfrecord(path, columns)
-  with pytest.raises(UsageError, match='records are torn or differ'):
-    _load(path)
 
 
 @pytest.mark.parametrize('kind', ['npz', 'parquet'])

@@ -1,7 +1,6 @@
 import shutil
 
 import client_files
-import h5py
 import hub_files
 import picture_folders
 from PIL import Image
@@ -253,15 +252,16 @@ def test_removing_caches(shown, tmp_path):
 
 def test_client_data(shown, tmp_path):
   clients = client_files.draw({'ann': 5, 'bob': 3})
-  client_files.hdf5(tmp_path / 'x/a_train.h5', clients)
-  client_files.hdf5(tmp_path / 'x/a_test.h5', client_files.draw({'ann': 4}, 1))
+  test = client_files.draw({'ann': 4}, 1)
+  client_files.train_and_test(tmp_path / 'x', clients, test)
   code, text = shown('clientdata:x')
   words = ' '.join(text.split())
   assert code == 0, text
   assert 'clients 2, of 3 to 5 images' in words and 'stored 5 x 5 i' in words
   assert 'OK. Train with --dataset=clientdata:x' in words
-  with h5py.File(tmp_path / 'x/a_train.h5', 'a') as file:
-    file['examples/bob/pixels'][1] = 2
+  clients['bob'][0][1] = 2
+  (tmp_path / 'x').unlink()
+  client_files.train_and_test(tmp_path / 'x', clients, test)
   code, text = shown('clientdata:x')
   assert code == 1
   assert 'stops training: train bob/1: it is not a readable image' in text

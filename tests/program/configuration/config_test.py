@@ -82,8 +82,7 @@ def test_with_all_labels_clients_train_beside_the_server():
 
 def test_clients_of_client_data_are_natural_unless_said_otherwise(tmp_path):
   clients = client_files.draw({'a': 6, 'b': 4})
-  client_files.hdf5(tmp_path / 'x' / 'a_train.h5', clients)
-  client_files.hdf5(tmp_path / 'x' / 'a_test.h5', clients)
+  client_files.train_and_test(tmp_path / 'x', clients)
   flags = [
     f'--dataset=clientdata:{tmp_path}/x',
     f'--cache_dir={tmp_path}/cache',

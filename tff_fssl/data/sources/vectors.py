@@ -1,4 +1,4 @@
-"""Vectors in NPZ, Parquet or TFRecord files: `--dataset=features:PATH`.
+"""Vectors in NPZ or Parquet files: `--dataset=features:PATH`.
 
 Columns are `x`, (N, D), and `y`, N classes as text or integers. Optional
 columns are `client`, `split`, `x_weak` and `x_strong`. The last two are views,
@@ -22,7 +22,6 @@ from tff_fssl.data import sources
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
-from tff_fssl.lazy import tf
 
 _X, _Y, _WEAK, _STRONG, _CLASSES = 'x', 'y', 'x_weak', 'x_strong', 'class_names'
 _VECTORS = (_X, _WEAK, _STRONG)
@@ -329,57 +328,4 @@ def _stack(path: str, name: str, values: Any) -> np.ndarray:
   return values.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _read_tfrecord(path: str) -> _Arrays:
-  """Reads `tf.train.Example`s, with the features of the first one."""
-  with files.open_binary(path):
-    # TensorFlow would wait for a pipe.
-    pass
-  try:
-    records = tf.data.TFRecordDataset(path)
-    first = next(iter(records.take(1)), None)
-    if first is None:
-      raise files.FileError(path, 'it has no records')
-    example = tf.train.Example.FromString(first.numpy())
-    spec = {
-      name: tf.io.FixedLenFeature(*_form(name, feature))
-      for name, feature in example.features.feature.items()
-    }
-    batches = [
-      tf.io.parse_example(batch, spec) for batch in records.batch(2**12)
-    ]
-  except UsageError:
-    raise
-  except Exception as error:  # pylint: disable=broad-except
-    # Protocol buffers and TensorFlow raise errors of many classes.
-    reason = f'its records are torn or differ ({files.first_line(error)})'
-    raise files.FileError(path, reason[:200]) from error
-  arrays = {
-    name: np.concatenate([batch[name].numpy() for batch in batches])
-    for name in spec
-  }
-  size = arrays[_X].shape[1] if _X in arrays and arrays[_X].ndim == 2 else 0
-  # K views of D numbers, one after another.
-  for name in (_WEAK, _STRONG):
-    if name in arrays and size and arrays[name].ndim == 2:
-      if arrays[name].shape[1] % size:
-        raise UsageError(
-          f'{path}: {name} has {arrays[name].shape[1]} numbers, no multiple of'
-          f" {_X}'s {size}"
-        )
-      arrays[name] = arrays[name].reshape(len(arrays[name]), -1, size)
-  return arrays
-
-
-def _form(name: str, feature: Any) -> tuple[list[int], str]:
-  """Returns (shape, type) of a feature of a `tf.train.Example`."""
-  kind = feature.WhichOneof('kind')
-  dtype = {'float_list': 'float32', 'int64_list': 'int64'}.get(kind, 'string')
-  count = len(getattr(feature, kind).value) if kind else 0
-  return ([count] if name in _VECTORS or count != 1 else []), dtype
-
-
-_READERS = {
-  '.npz': files.read_npz,
-  '.parquet': _read_parquet,
-  '.tfrecord': _read_tfrecord,
-}
+_READERS = {'.npz': files.read_npz, '.parquet': _read_parquet}
