@@ -8,20 +8,20 @@ itself is imported without what its libraries log while they load.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import inspect
 import os
-import subprocess
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_fssl.hparams import UsageError
+
+if TYPE_CHECKING:
+  # Loading these takes as long as all the rest of `import tff_fssl`.
+  import importlib.abc
+  import importlib.machinery
 
 TFF = 'tensorflow_federated'
 # Their metadata demand a Python below 3.12, and versions of 2023.
@@ -132,6 +132,10 @@ def _import_privacy() -> None:
   need estimators, which TensorFlow no longer has, and tensorflow-probability.
   """
   _require('tensorflow_privacy')
+  # pylint: disable=import-outside-toplevel
+  import ast
+  import inspect
+
   sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
   try:
     package = importlib.import_module('tensorflow_privacy')
@@ -224,6 +228,8 @@ def _filter_stderr(command: Sequence[str]) -> Iterator[None]:
   Raises:
     OSError: It cannot be started, or there is no such descriptor.
   """
+  import subprocess  # pylint: disable=import-outside-toplevel
+
   stderr = os.dup(2)
   try:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
@@ -245,7 +251,7 @@ def _filter_stderr(command: Sequence[str]) -> Iterator[None]:
 _CONTEXTS = {'tensorflow': quiet, TFF: stand_ins}
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
   """Loads a module as its own loader does, in its context."""
 
   def __init__(self, loader: importlib.abc.Loader):
@@ -282,7 +288,7 @@ def _require(name: str) -> importlib.machinery.ModuleSpec:
   return spec
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
   """Finds TensorFlow and TFF, which their contexts load."""
 
   def find_spec(
@@ -292,7 +298,7 @@ class _Finder(importlib.abc.MetaPathFinder):
       return None
     spec = _require(name) if name == TFF else _find(name)
     if spec is not None and spec.loader is not None:
-      spec.loader = _Loader(spec.loader)
+      spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
     return spec
 
 
