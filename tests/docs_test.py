@@ -28,7 +28,7 @@ _GUIDES = [
   for page in _PAGES
   if re.fullmatch(r'docs/\w+\.md', page) and page != 'docs/architecture.md'
 ] + ['docs/algorithms/index.md']
-_MAX_WORDS = 1200
+_MAX_WORDS, _MAX_WORDS_OF_AN_ALGORITHM = 1200, 1650
 
 
 def _text(page):
@@ -100,14 +100,16 @@ def test_guides_begin_with_an_aim_and_a_command(page):
 
 @pytest.mark.parametrize('page', [p for p in _PAGES if p[:5] == 'docs/'])
 def test_pages_are_short(page):
+  most = _MAX_WORDS
   text = (_REPOSITORY / page).read_text(encoding='utf-8')
   if page.startswith('docs/algorithms/'):
     # Bars between cells are no words.
     text = ' '.join(re.findall(r'\S*\w\S*', text))
+    most = _MAX_WORDS_OF_AN_ALGORITHM
   if page == 'docs/metrics.md' or page.startswith('docs/results/'):
     # Their tables are made by programs.
     text = re.sub(r'(?m)^\|.*$', '', text)
-  assert len(text.split()) <= _MAX_WORDS
+  assert len(text.split()) <= most
 
 
 _ALGORITHMS = 'docs/algorithms/index.md'

@@ -32,7 +32,7 @@ With these pages you look up names, flags, columns, files and exit codes.
 - [Flags](flags.md): every flag of every program, with default and range
 - [Metrics](../metrics.md): every column of the tables
 - [Files of a run](../runs.md#the-folder)
-- [Exit codes](../files.md#exit-codes)
+- [Exit codes](../runs.md#exit-codes)
 - [Versions](../changelog.md): what has changed
 """
 

@@ -17,7 +17,7 @@ from tff_fssl.program.commands import main
 
 
 def test_the_page_of_runs_names_the_exit_codes(repository):
-  page = (repository / 'docs' / 'files.md').read_text()
+  page = (repository / 'docs' / 'runs.md').read_text()
   table = page.partition('## Exit codes')[2]
   rows = re.findall(r'(?m)^\| (\d[\d, ]*) \|', table)
   named = {int(code) for row in rows for code in row.split(',')}
