@@ -27,7 +27,6 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
-_FORMAT = 'tff_fssl.images'
 # Part of every key. Raise it when the conversion of images changes.
 _VERSION = 2
 _IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
@@ -35,7 +34,6 @@ _WRITING = '.writing'
 _KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
 _CHECKSUM = 'crc32'
-_DAMAGED = 'its index.json is damaged'
 _CHUNK = 2**24
 # The deviation of a set whose images all have one color, to divide by.
 _LEAST_DEVIATION = 1 / 255
@@ -59,26 +57,6 @@ class Cached:
   mean: tuple[float, ...]
   std: tuple[float, ...]
 
-  def integers(self, name: str, below: int) -> np.ndarray:
-    """Returns a list among the facts, int32.
-
-    Args:
-      name: Its name.
-      below: The limit of its values, at most 2**31. They are at least -1.
-
-    Returns:
-      The values.
-
-    Raises:
-      KeyError: If the list is missing.
-      ValueError: If it has other values, which int32 might turn into allowed
-        ones.
-    """
-    values = self.facts[name]
-    if not all(type(value) is int and -1 <= value < below for value in values):
-      raise ValueError(f'{name} must be from -1 to {below - 1}')
-    return np.array(values, np.int32)
-
 
 # Writes an image, uint8 [H, W, C], at its position.
 Put = Callable[[int, np.ndarray], None]
@@ -94,40 +72,57 @@ def key_of(*parts: Any) -> str:
 
 
 def find(folder: str, key: str) -> Cached | None:
-  """Opens decoded images of any shape, or returns None if they are missing."""
+  """Opens decoded images, or returns None if they are missing.
+
+  Args:
+    folder: The folder of all caches.
+    key: From `key_of`.
+
+  Returns:
+    The images.
+
+  Raises:
+    UsageError: If they are damaged.
+  """
   path = os.path.join(folder, key)
-  return _open(path) if os.path.lexists(path) else None
+  if not os.path.lexists(path):
+    return None
+  try:
+    index = files.read_json(os.path.join(path, _INDEX))
+    images = _map(os.path.join(path, _IMAGES), tuple(index['shape']))
+    if index.pop(_CHECKSUM) != _checksum(index, images):
+      raise ValueError('its checksum is another')
+  except (KeyError, TypeError, ValueError) as error:
+    raise UsageError(
+      f'{path}: these decoded images are damaged ({files.first_line(error)});'
+      ' remove this folder and give the command again'
+    ) from error
+  mean, std = tuple(index['mean']), tuple(index['std'])
+  return Cached(path, images, index['facts'], mean, std)
 
 
-def open_or_make(
-  folder: str, key: str, shape: tuple[int, ...], most: int, make: Make
-) -> Cached:
-  """Opens decoded images, and makes them if they are missing.
+def make(
+  folder: str, key: str, shape: tuple[int, ...], most: int, put_all: Make
+) -> None:
+  """Makes decoded images, unless another program has made them meanwhile.
 
   Args:
     folder: The folder of all caches.
     key: From `key_of`.
     shape: (height, width, channels).
     most: The greatest number of images, for which space is reserved.
-    make: Puts the images.
-
-  Returns:
-    The images.
+    put_all: Puts the images.
 
   Raises:
-    UsageError: If the disk refuses, or the folder has other files.
+    UsageError: If the disk refuses.
   """
   path = os.path.join(folder, key)
-  if os.path.lexists(path):
-    return _open(path, shape)
   with durable.storage_errors('--cache_dir'):
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-      # Another program may have made it.
       if not os.path.lexists(path):
         _remove_leftovers(folder)
-        _make(path, shape, most, make)
-  return _open(path, shape)
+        _make(path, shape, most, put_all)
 
 
 @contextlib.contextmanager
@@ -177,7 +172,7 @@ def made(folder: str) -> list[Made]:
     folder: The folder of all caches, which may be missing.
 
   Returns:
-    Our folders. Folders that hold other files are not ours.
+    Those that are whole.
 
   Raises:
     UsageError: If the folder cannot be read.
@@ -189,16 +184,10 @@ def made(folder: str) -> list[Made]:
       if not _KEY.fullmatch(name) or os.path.islink(path):
         continue
       try:
-        if set(os.listdir(path)) != {_IMAGES, _INDEX}:
-          continue
         index = files.read_json(os.path.join(path, _INDEX))
-        if index.get('format') != _FORMAT:
-          continue
-        shape = tuple(map(int, index['shape']))
-        if len(shape) != 4:
-          continue
+        shape = tuple(index['shape'])
         states = [os.lstat(os.path.join(path, n)) for n in (_IMAGES, _INDEX)]
-      # Another program may remove the folder meanwhile, or somebody edit it.
+      # Another program may remove the folder meanwhile.
       except (OSError, KeyError, TypeError, ValueError):
         continue
       size = sum(state.st_size for state in states)
@@ -229,7 +218,7 @@ def remove(folder: str, found: Iterable[Made]) -> None:
     _remove_leftovers(folder)
 
 
-def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
+def _make(path: str, shape: tuple[int, ...], most: int, put_all: Make):
   new, size = f'{path}{_WRITING}', int(np.prod(shape))
   os.mkdir(new)
   try:
@@ -243,12 +232,10 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
         file.seek(position * size)
         file.write(image.tobytes())
 
-      count, num_train, facts = make(put)
+      count, num_train, facts = put_all(put)
       file.truncate(count * size)
     mean, std = moments(_map(images, (count, *shape))[:num_train])
-    index = {
-      'format': _FORMAT,
-      'version': _VERSION,
+    index: dict[str, Any] = {
       'shape': [count, *shape],
       'mean': mean,
       'std': std,
@@ -268,39 +255,6 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
       # Calls on an open file do not know its name.
       error.filename = new
     raise
-
-
-def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
-  try:
-    index = files.read_json(os.path.join(path, _INDEX))
-    if index.get('format') != _FORMAT or index.get('version') != _VERSION:
-      raise files.FileError(path, 'its index.json is of another kind')
-    whole = tuple(map(int, index['shape']))
-    is_other = shape is not None and whole[1:] != tuple(shape)
-    if len(whole) != 4 or is_other or min(whole) < 0:
-      raise files.FileError(path, f'its images are {list(whole)}')
-    images = _map(os.path.join(path, _IMAGES), whole)
-    if index.pop(_CHECKSUM) != _checksum(index, images):
-      raise files.FileError(path, 'it was changed (checksum)')
-    mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
-    if len(mean) != whole[-1] or len(std) != whole[-1]:
-      raise files.FileError(path, _DAMAGED)
-    if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
-      raise files.FileError(path, f'its mean is {mean}, its deviation {std}')
-    facts = dict(index['facts'])
-  except files.FileError as error:
-    raise foreign(path, str(error)) from error
-  except (KeyError, TypeError, ValueError) as error:
-    raise foreign(path) from error
-  return Cached(path, images, facts, mean, std)
-
-
-def foreign(path: str, reason: str = _DAMAGED) -> UsageError:
-  """Makes the error for a folder that no maker has written."""
-  return UsageError(
-    f'{path}: does not contain the expected decoded images ({reason}); remove'
-    ' this folder and give the command again'
-  )
 
 
 def _map(path: str, shape: tuple[int, ...]) -> np.ndarray:

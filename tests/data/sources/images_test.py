@@ -1,11 +1,8 @@
 import dataclasses
-import json
 
-import client_files
 import numpy as np
 import pytest
 
-from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
@@ -110,29 +107,3 @@ def test_fields():
     UsageError, match="--label_field=kind: .*did you mean 'ki"
   ):
     choose(['image', 'kinds', 'label'], '', 'kind')
-
-
-@pytest.mark.parametrize(
-  'spoil',
-  [
-    lambda facts: facts.pop('y'),
-    lambda facts: facts['y'].pop(),
-    lambda facts: facts.update(y='zebra'),
-    lambda facts: facts.update(owners=[0] * 99),
-    lambda facts: facts.update(sizes=[[1, 2]]),
-    lambda facts: facts.update(unreadable=[]),
-    lambda facts: facts.update(class_names=3),
-  ],
-)
-def test_a_cache_that_somebody_edited(tmp_path, spoil):
-  clients = client_files.draw({'a': 4, 'b': 4})
-  client_files.train_and_test(tmp_path / 'x', clients)
-  settings = DataHparams(cache_dir=str(tmp_path / 'cache'))
-  load = lambda: sources.load('clientdata:x', str(tmp_path), settings)
-  load()
-  (path,) = (tmp_path / 'cache').glob('*/index.json')
-  index = json.loads(path.read_text())
-  spoil(index['facts'])
-  path.write_text(json.dumps(index))
-  with pytest.raises(UsageError, match='remove this folder'):
-    load()

@@ -364,7 +364,8 @@ def decode(found: Found) -> Decoded:
   flags = {n: getattr(settings, n) for n in sorted(found.uses & _DECISIVE)}
   root = os.path.realpath(found.root)
   key = image_cache.key_of(root, found.key, flags)
-  cached = image_cache.find(settings.cache_folder, key)
+  folder = settings.cache_folder
+  cached = image_cache.find(folder, key)
   if cached is None:
     try:
       rows = found.open()
@@ -372,13 +373,9 @@ def decode(found: Found) -> Decoded:
     except UsageError as error:
       raise UsageError(f'--dataset={found.name}: {error}') from error
     form = pictures.Form(shape, settings.resize)
-    cached = image_cache.open_or_make(
-      settings.cache_folder,
-      key,
-      shape,
-      rows.most,
-      lambda put: _decode(found, rows, form, put),
-    )
+    put_all = lambda put: _decode(found, rows, form, put)
+    image_cache.make(folder, key, shape, rows.most, put_all)
+    cached = cast(image_cache.Cached, image_cache.find(folder, key))
   return _load_cached(found, cached)
 
 
@@ -473,24 +470,13 @@ def _number(
 
 
 def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
-  """Makes the data set of decoded images, which may have been edited."""
-  try:
-    facts = cached.facts
-    class_names, client_names = (
-      tuple(map(str, facts[n])) for n in ('class_names', 'client_names')
-    )
-    y = cached.integers('y', len(class_names))
-    owners = cached.integers('owners', max(1, len(client_names)))
-    unreadable = {str(k): str(v) for k, v in facts['unreadable'].items()}
-    sizes = [(int(h), int(w), bool(e), int(n)) for h, w, e, n in facts['sizes']]
-    has_test, num_train = bool(facts['has_test']), len(owners)
-    shape = cached.images.shape
-    if len(y) != shape[0] or num_train > len(y):
-      raise ValueError('counts differ')
-    if found.shape is not None and shape[1:] != tuple(found.shape):
-      raise ValueError('shapes differ')
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise image_cache.foreign(cached.path) from error
+  """Makes the data set of decoded images."""
+  facts = cached.facts
+  class_names, client_names = (
+    tuple(facts[name]) for name in ('class_names', 'client_names')
+  )
+  y, owners = (np.array(facts[name], np.int32) for name in ('y', 'owners'))
+  num_train = len(owners)
   share = f'; {found.settings.test_share:g} of the images are for testing'
   mean, std = found.moments or (cached.mean, cached.std)
   data = sources.DataSet(
@@ -499,14 +485,15 @@ def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
     test=sources.Examples(cached.images[num_train:], y[num_train:]),
     num_classes=len(class_names),
     class_names=class_names,
-    example_shape=shape[1:],
-    notes=(found.notes or found.root) + ('' if has_test else share),
+    example_shape=cached.images.shape[1:],
+    notes=(found.notes or found.root) + ('' if facts['has_test'] else share),
     owners=owners if client_names else None,
     client_names=client_names,
     mean=mean,
     std=std,
   )
-  return Decoded(data, unreadable, sizes, has_test)
+  sizes = [tuple(size) for size in facts['sizes']]
+  return Decoded(data, facts['unreadable'], sizes, facts['has_test'])
 
 
 def _progress(num_images: int) -> Any:
