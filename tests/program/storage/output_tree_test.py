@@ -170,46 +170,6 @@ def test_a_full_disk_at_the_start(tmp_path):
       _open(tmp_path / 'run')
 
 
-_DEFINITION = {
-  'flags': {'total_rounds': '9', 'momentum': '0.5'},
-  'varied': {'norm': 'gn, none'},
-  'search': {'sampler': 'grid'},
-}
-
-
-def _open_sweep(path, **parts):
-  with output_tree.SweepFolder(str(path)) as folder:
-    folder.open({**_DEFINITION, **parts})
-    return folder
-
-
-def test_the_same_sweep_is_resumed(tmp_path):
-  folder = _open_sweep(tmp_path / 'sweep')
-  assert _open_sweep(tmp_path / 'sweep').sweep_json == folder.sweep_json
-  assert folder.run(7, 1).endswith('trials/007/seed1')
-  assert folder.log(7, 1).endswith('trials/007/seed1.log')
-
-
-@pytest.mark.parametrize(
-  'parts, word',
-  [
-    ({'flags': {'total_rounds': '10', 'momentum': '0.5'}}, 'total_rounds'),
-    ({'varied': {'norm': 'gn'}}, 'norm'),
-    ({'search': {'sampler': 'tpe'}}, 'sampler'),
-  ],
-)
-def test_another_sweep_is_refused(tmp_path, parts, word):
-  _open_sweep(tmp_path)
-  with pytest.raises(UsageError, match=f'another configuration .*{word}'):
-    _open_sweep(tmp_path, **parts)
-
-
-def test_a_sweep_refuses_other_files(tmp_path):
-  (tmp_path / 'thesis.tex').write_text('')
-  with pytest.raises(UsageError, match='thesis.tex'):
-    _open_sweep(tmp_path)
-
-
 def test_a_folder_is_locked_once(tmp_path):
   path = str(tmp_path)
   first, second = (output_tree.LockedFolder(path) for _ in range(2))

@@ -1,10 +1,8 @@
-"""The folders of runs and of sweeps, which one program at a time writes to.
+"""The folder of a run, which one program at a time writes to.
 
 The system releases the lock when the process ends, however that ends.
 
-A run:
-
-.lock               who writes to the folder, as in a sweep's
+.lock               who writes to the folder
 flags.txt           the flagfile that repeats the run
 private.txt         files not to publish, if the aggregator protects clients
 partition.json/png  the partition of the examples
@@ -25,22 +23,11 @@ model/              the model of the last round, for serving
 model_best/         the model with the best validation accuracy, if any
 report/
 data/               data that the server's computation reads, if large
-
-A sweep:
-
-sweep.json        the search; a sweep of other flags is refused
-study.db          the trials, a study of Optuna
-trials/N/seedS/   the run of trial N with seed S, a folder of a training run
-trials/N/seedS.log    the output of that run
-trials.csv        a row for each trial
-trials.png        flags and validation accuracy of each trial, as lines
-winner.flags      the flagfile of the best trial
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import fcntl
-import json
 import os
 import re
 import stat
@@ -97,10 +84,6 @@ _SEED_NOTE = """
 Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
-_SWEEP = 'sweep.json'
-_TRIALS = 'trials'
-# Files that are replaced as a whole, and may leave temporary ones.
-_SWEEP_NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
 
 class PathInside:
@@ -298,7 +281,7 @@ class OutputTree(LockedFolder):
     """
     parts = ['', '', '', *os.path.abspath(self.path).split(os.sep)]
     *_, sweep, trials, trial, run = parts
-    return f'{sweep}/{trial}/{run}' if trials == _TRIALS else run
+    return f'{sweep}/{trial}/{run}' if trials == 'trials' else run
 
   def open(self, config: config_lib.Config, *, restart: bool = False) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
@@ -487,98 +470,3 @@ _INSIDE = [
 _NAMES = frozenset(names[-1] for names in _INSIDE)
 # Folders in which there are only files of the run itself.
 FOLDERS = frozenset(first for first, *_ in _INSIDE if '.' not in first)
-
-
-class SweepFolder(LockedFolder):
-  """A sweep's folder, with the paths in it."""
-
-  sweep_json = PathInside(_SWEEP)
-  study = PathInside('study.db')
-  trials_csv = PathInside('trials.csv')
-  picture = PathInside('trials.png')
-  winner = PathInside('winner.flags')
-
-  def run(self, trial: int, seed: int) -> str:
-    """Returns the folder of a trial's run with a seed."""
-    return os.path.join(self.path, 'trials', f'{trial:03}', f'seed{seed}')
-
-  def log(self, trial: int, seed: int) -> str:
-    """Returns the file with the output of that run."""
-    return f'{self.run(trial, seed)}.log'
-
-  def open(self, definition: Mapping[str, Mapping[str, str]]) -> None:
-    """Makes the folder, locks it, and checks that it belongs to this sweep.
-
-    Args:
-      definition: What is searched, `Sweep.definition`.
-
-    Raises:
-      UsageError: If another program uses the folder, it belongs to another
-        sweep, it is not the folder of a sweep, or it cannot be written to.
-    """
-    self.check_path()
-    if not os.path.lexists(self.sweep_json):
-      self._check_empty()
-    durable.make_folder(self.path)
-    self.lock()
-    try:
-      # Only under the lock: another sweep may be writing such a file.
-      durable.remove_leftovers(self.path, lambda name: name in _SWEEP_NAMES)
-      if os.path.lexists(self.sweep_json):
-        self._compare(definition)
-      else:
-        text = json.dumps(definition, indent=2) + '\n'
-        durable.write_file(self.sweep_json, [text.encode()])
-    except BaseException:
-      self.close()
-      raise
-
-  def _check_empty(self) -> None:
-    """Refuses a folder with other files (`UsageError`)."""
-    if not os.path.lexists(self.path):
-      return
-    with durable.storage_errors():
-      names = sorted(n for n in os.listdir(self.path) if not n.startswith('.'))
-    if names:
-      raise UsageError(
-        f'--output_dir={self.path}: the folder holds other files'
-        f' ({names[0]!r}) but no sweep (there is no {_SWEEP}); choose another'
-      )
-
-  def _compare(self, new: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuses to resume another sweep."""
-    old: dict[str, Any] = files.read_json(self.sweep_json)
-    try:
-      names = _differences(old, new)
-      words = config_lib.describe_differences(names, _texts(old), _texts(new))
-    except (AttributeError, KeyError, TypeError) as error:
-      raise files.FileError(
-        self.sweep_json, 'it is not the file of a sweep'
-      ) from error
-    if names:
-      raise UsageError(
-        f'--output_dir={self.path}: holds a sweep of another configuration'
-        f' ({words}); choose another folder, or give the values of its {_SWEEP}'
-      )
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Returns the names in which two definitions differ."""
-  names, _ = config_lib.differences(old['flags'], dict(new['flags']))
-  # A larger --total_rounds continues a run, but not one that is over here.
-  before, after = (d['flags'].get('total_rounds') for d in (old, new))
-  if before != after:
-    names.append('total_rounds')
-  for part in ('varied', 'search'):
-    both = sorted(old[part].keys() | new[part].keys())
-    names += [n for n in both if old[part].get(n) != new[part].get(n)]
-  return list(dict.fromkeys(names))
-
-
-def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-  """Joins the parts of a definition, the flags that vary last."""
-  return {
-    **definition['flags'],
-    **definition['search'],
-    **definition['varied'],
-  }
