@@ -30,7 +30,6 @@ import numpy as np
 import tensorflow as tf
 import timing
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import registry
 from tff_fssl.algorithms.fedmatch import helper_selection
 from tff_fssl.client import batches
@@ -38,12 +37,13 @@ from tff_fssl.client import compute
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import names as data_names
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]

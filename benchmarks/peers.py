@@ -129,8 +129,8 @@ def build_ours():
   from tff_fssl.algorithms import supervised
   from tff_fssl.data import augment
   from tff_fssl.data import clients
+  from tff_fssl.interface import round_hparams
   from tff_fssl.rounds import process as process_lib
-  from tff_fssl.rounds import round_hparams
   from tff_fssl.rounds import sampling
 
   # pfl's comparison has no augmentation.

@@ -25,20 +25,20 @@ import numpy as np
 import timing
 
 from tff_fssl import runtime
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.models import statistics
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]

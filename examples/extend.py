@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.data import sources
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import names as model_names
 from tff_fssl.models.weights import Weights

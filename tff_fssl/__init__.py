@@ -53,9 +53,9 @@ _EXPORTED = {
   'LocalUda': 'tff_fssl.algorithms.local_training',
   'LocalFixMatch': 'tff_fssl.algorithms.local_training',
   # The process.
-  'LABELS_AT_CLIENTS': 'tff_fssl.rounds.round_hparams',
-  'LABELS_AT_SERVER': 'tff_fssl.rounds.round_hparams',
-  'RoundHparams': 'tff_fssl.rounds.round_hparams',
+  'LABELS_AT_CLIENTS': 'tff_fssl.interface.round_hparams',
+  'LABELS_AT_SERVER': 'tff_fssl.interface.round_hparams',
+  'RoundHparams': 'tff_fssl.interface.round_hparams',
   'DataSpec': 'tff_fssl.rounds.process',
   'build_process': 'tff_fssl.rounds.process',
   'build_network': 'tff_fssl.models.networks',

@@ -10,16 +10,17 @@ import tiny_task
 
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import cbafed
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 from tff_fssl.semisup import thresholds
 
 _CLIENTS = tiny_rounds.CLIENTS
@@ -385,7 +386,7 @@ class TestTrust:
       exchange_lib.Population(0, (), num_classes=3, num_outputs=3)
     )
     row = {'values': {'counts': tf.constant(counts, tf.float32)}}
-    assert bool(exchange_lib.is_possible_row(exchange, row)) == is_possible
+    assert bool(messages.is_possible_row(exchange, row)) == is_possible
 
   @pytest.mark.parametrize('lie', ['counts', 'weight'])
   def test_a_liar_changes_nothing(self, monkeypatch, lie):

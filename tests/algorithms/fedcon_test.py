@@ -11,12 +11,12 @@ import tiny_task
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedcon
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import compute
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 
 _ROUND = round_hparams.RoundHparams()

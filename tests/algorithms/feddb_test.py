@@ -10,15 +10,16 @@ import tiny_task
 
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import feddb
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 _CLIENTS = tiny_rounds.CLIENTS
 _WEIGHTS = ('cohort', 'last_mean', 'uniform')
@@ -378,7 +379,7 @@ class TestTrust:
       exchange = _make(weights=weights).exchange()(_population())
       more = {'change': tf.zeros([2])} if weights == 'cohort' else {}
       row = {'values': {**values, **more}}
-      assert bool(exchange_lib.is_possible_row(exchange, row)) == expected
+      assert bool(messages.is_possible_row(exchange, row)) == expected
 
   def test_changes_must_be_bounded(self):
     exchange = _make().exchange()(_population())
@@ -386,7 +387,7 @@ class TestTrust:
       'app_u': tf.constant([0.2, 0.3, 0.5]),
       'change': tf.constant([1e30, 0]),
     }
-    assert not exchange_lib.is_possible_row(exchange, {'values': row})
+    assert not messages.is_possible_row(exchange, {'values': row})
 
   @pytest.mark.parametrize(
     'weights, lie',

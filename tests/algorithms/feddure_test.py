@@ -13,17 +13,17 @@ import tiny_task
 
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import feddure
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 _CLIENTS = tiny_rounds.CLIENTS
 _RATE = 0.0006

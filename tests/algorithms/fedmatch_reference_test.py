@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedmatch
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import round_hparams
 
 _CLIENTS, _SERVER = 'labels_at_clients', 'labels_at_server'
 _X = np.array([-2.0, -0.7, 0.1, 0.4, 1.5, 3.0])

@@ -15,14 +15,14 @@ from tff_fssl import runtime
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedrgd
+from tff_fssl.interface import base
+from tff_fssl.interface import groups as groups_lib
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen as screen_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS

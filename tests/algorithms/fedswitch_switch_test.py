@@ -11,11 +11,11 @@ import tensorflow as tf
 import tiny_rounds
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedswitch
 from tff_fssl.algorithms import registry
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 

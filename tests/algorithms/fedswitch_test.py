@@ -11,8 +11,8 @@ import tensorflow as tf
 import tiny_rounds
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedswitch
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
 from tff_fssl.rounds import statistics_phase

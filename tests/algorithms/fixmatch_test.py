@@ -7,7 +7,7 @@ import tiny_steps
 import tiny_task
 
 from tff_fssl.algorithms import fixmatch
-from tff_fssl.rounds.round_hparams import RoundHparams
+from tff_fssl.interface.round_hparams import RoundHparams
 
 _context = contexts.of_each_module()
 

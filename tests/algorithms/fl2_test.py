@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 

@@ -9,9 +9,9 @@ import tiny_kinds
 
 from tff_fssl.algorithms import registry
 from tff_fssl.data import clients
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import names
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 
 @pytest.mark.slow

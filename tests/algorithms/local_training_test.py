@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import local_training
 from tff_fssl.algorithms import supervised
@@ -16,6 +15,8 @@ from tff_fssl.algorithms import uda
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import statistics
@@ -26,7 +27,6 @@ from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.storage import output_tree
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS
 _TRACKED = (('batch_norm_statistics', 'moving_average'),)

@@ -11,7 +11,6 @@ import pytest
 import reference
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms.protofssl import sets
 from tff_fssl.client import batches
@@ -19,8 +18,9 @@ from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
-from tff_fssl.rounds import round_hparams
 
 _AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
 _HPARAMS = functools.partial(protofssl.ProtoFssl, round=_AT_CLIENTS)

@@ -20,6 +20,8 @@ from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import supervised
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import evaluate
 from tff_fssl.models import model_fns
 from tff_fssl.models import networks
@@ -27,9 +29,8 @@ from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import communication
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states as states_lib
 
 _CLIENTS = tiny_rounds.CLIENTS
@@ -324,7 +325,7 @@ def _figures(weights, exchange):
   upload_type = tff.to_type(
     tff.learning.templates.ClientResult(
       collections.OrderedDict(
-        update=update_type, row=exchange_lib.row_type(exchange)
+        update=update_type, row=messages.row_type(exchange)
       ),
       np.float32,
     )

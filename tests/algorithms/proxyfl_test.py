@@ -9,21 +9,22 @@ import tiny_steps
 import tiny_task
 
 from tff_fssl import runtime
+from tff_fssl import seeds
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import proxyfl
 from tff_fssl.algorithms import sage
 from tff_fssl.algorithms.proxyfl import proxies
 from tff_fssl.algorithms.proxyfl import table as table_lib
-from tff_fssl.client import seeds
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 from tff_fssl.semisup import frequencies
 
 _CLIENTS = tiny_rounds.CLIENTS
@@ -493,7 +494,7 @@ class TestTrust:
     values = {n: tf.zeros(s.shape) for n, s in exchange.row_specs.items()}
     values['counts'] = tf.constant(counts, tf.float32)
     row = {'values': values}
-    assert bool(exchange_lib.is_possible_row(exchange, row)) == is_possible
+    assert bool(messages.is_possible_row(exchange, row)) == is_possible
 
   def test_projections_start_from_the_runs_seed(self):
     tables = [self._exchange(seed=seed).initialize() for seed in (0, 0, 1)]
@@ -505,7 +506,7 @@ class TestTrust:
     exchange = self._exchange()
     values = {n: tf.zeros(s.shape) for n, s in exchange.row_specs.items()}
     values['proxies_kernel'] += 1e13
-    assert not exchange_lib.is_possible_row(exchange, {'values': values})
+    assert not messages.is_possible_row(exchange, {'values': values})
 
   def test_a_liar_changes_nothing(self, monkeypatch):
     honest = training.LocalTraining.run

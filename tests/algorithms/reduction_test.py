@@ -10,9 +10,9 @@ import tff_model
 import tiny_task
 
 from tff_fssl.aggregators import guarded
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import fl2
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 
 _AT_CLIENTS = 'labels_at_clients'

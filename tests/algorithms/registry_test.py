@@ -8,7 +8,7 @@ from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
-from tff_fssl.rounds import round_hparams
+from tff_fssl.interface import round_hparams
 
 
 @pytest.mark.parametrize('name', registry.REGISTRY)

@@ -8,12 +8,12 @@ import tiny_norms
 import tiny_rounds
 import tiny_steps
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import sage
+from tff_fssl.interface import base
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 _CLIENTS = tiny_rounds.CLIENTS
 _AT_CLIENTS = RoundHparams(scenario=_CLIENTS)

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import semifl
 from tff_fssl.data import augment
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import mixup

@@ -6,10 +6,10 @@ from scipy import special
 import tensorflow as tf
 import tiny_steps
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import uda
-from tff_fssl.rounds.round_hparams import RoundHparams
+from tff_fssl.interface import base
+from tff_fssl.interface.round_hparams import RoundHparams
 
 _AT_CLIENTS = RoundHparams(scenario='labels_at_clients')
 

@@ -12,9 +12,9 @@ from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import evaluate
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 
 _LAYERS = tf.keras.layers
 _AT_SERVER = round_hparams.LABELS_AT_SERVER

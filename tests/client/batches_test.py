@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.client import batches as batches_lib
 from tff_fssl.data import augment
+from tff_fssl.interface import base
 
 _STREAM = base.Stream
 

@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import supervised
 from tff_fssl.client import compute
-from tff_fssl.client import inference
+from tff_fssl.interface import base
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models import flops
-from tff_fssl.rounds.round_hparams import RoundHparams
+from tff_fssl.models import inference
 
 Flops = flops.Flops
 _LAYERS = tf.keras.layers

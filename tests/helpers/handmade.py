@@ -4,8 +4,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
-from tff_fssl.rounds import round_hparams
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 
 
 def ones(networks):

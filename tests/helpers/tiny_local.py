@@ -6,12 +6,12 @@ import functools
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import registry
 from tff_fssl.client import training
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import adapter
-from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import states as states_lib
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import special
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 

@@ -11,9 +11,9 @@ from tff_fssl.aggregators import factory
 from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
+from tff_fssl.interface import round_hparams
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
 
 IMAGE_SHAPE = (6, 6, 1)

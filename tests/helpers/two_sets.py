@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.data import clients
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import round_hparams
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import thresholds

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 import tree as tree_lib
 
 from tff_fssl.algorithms.fedmatch import upload_cache
+from tff_fssl.interface import exchange
 from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
@@ -22,7 +23,6 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
-from tff_fssl.rounds import exchange
 from tff_fssl.rounds import sampling
 
 State = tff.learning.templates.LearningAlgorithmState

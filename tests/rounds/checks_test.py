@@ -9,7 +9,7 @@ import tensorflow as tf
 import two_sets
 
 from tff_fssl import hparams as hparams_lib
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
 from tff_fssl.models.weights import Weights
 
 

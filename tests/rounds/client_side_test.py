@@ -11,10 +11,10 @@ from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import supervised
 from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import round_hparams
 from tff_fssl.rounds import client_side
 from tff_fssl.rounds import delivery
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states
 
 

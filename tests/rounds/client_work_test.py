@@ -9,10 +9,10 @@ import pytest
 import tiny_task
 import two_sets
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import server_model
-from tff_fssl.rounds import round_hparams
 
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS
 

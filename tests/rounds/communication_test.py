@@ -8,9 +8,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models import server_model
 from tff_fssl.rounds import communication
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import states as states_lib
 
 # Three trainable floats, two others, and the count of the statistics.
@@ -127,7 +128,7 @@ def test_weights_that_stay_and_further_phases():
 )
 def test_rows_beside_the_update(changes, up, down):
   exchange = _exchange(**changes)
-  figures = _figures(exchange=exchange, row=exchange_lib.row_type(exchange))
+  figures = _figures(exchange=exchange, row=messages.row_type(exchange))
   assert _parts(figures, 'up')['model'] == 12 + 4
   assert _parts(figures, 'up')['exchange'] == up
   assert _parts(figures, 'down')['exchange'] == down

@@ -7,11 +7,11 @@ import tensorflow as tf
 import tiny_task
 import two_sets
 
-from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import registry
+from tff_fssl.interface import entry
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import flops
 from tff_fssl.rounds import compute
-from tff_fssl.rounds import round_hparams
 
 Flops = flops.Flops
 _STORED = tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8)

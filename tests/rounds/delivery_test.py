@@ -3,10 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
+from tff_fssl.interface import groups as groups_lib
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import groups as groups_lib
 
 _WEIGHTS = Weights(
   (tf.constant([1.0, 2.0]), tf.constant([3.0]), tf.constant(4.0)),

@@ -10,9 +10,9 @@ import tiny_task
 
 from tff_fssl.algorithms import supervised
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import model_fns
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import round_hparams
 
 _LAYERS = tf.keras.layers
 

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.client import optimizer as optimizer_lib
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.rounds import optimizers
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 
 def test_clients_use_the_servers_sgd_unless_told_otherwise():

@@ -12,8 +12,8 @@ from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import protofssl
 from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds.round_hparams import RoundHparams
 
 _AT_SERVER = RoundHparams().scenario
 _AT_CLIENTS = RoundHparams(scenario='labels_at_clients')

@@ -8,10 +8,10 @@ import tiny_task
 
 from tff_fssl import lazy
 from tff_fssl.aggregators import guarded
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import protofssl
-from tff_fssl.rounds import round_hparams
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.rounds import screen
 
 _UNLABELED = {base.UNLABELED: handmade.stream()}

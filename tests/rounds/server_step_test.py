@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import server_model
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import server_step
 from tff_fssl.rounds import states
 

@@ -11,8 +11,8 @@ import tiny_task
 
 from tff_fssl.algorithms import supervised
 from tff_fssl.data import clients
+from tff_fssl.interface import round_hparams
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import server
 from tff_fssl.rounds import states
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 import two_sets
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import round_hparams
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states as states_lib
 
 _WEIGHTS = Weights((tf.constant([1.0, 2.0]),), (), tf.constant(0.0))

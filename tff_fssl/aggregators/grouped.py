@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-from tff_fssl.algorithms import channels
+from tff_fssl.interface import channels
 from tff_fssl.lazy import tf, tff
 
 

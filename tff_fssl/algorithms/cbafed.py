@@ -36,26 +36,22 @@ import collections
 from collections.abc import Mapping
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
-from tff_fssl.client import inference
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
+from tff_fssl.models import inference
+from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import frequencies as frequencies_lib
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
-
-if TYPE_CHECKING:
-  from tff_fssl.models import server_model
-  from tff_fssl.rounds import exchange as exchange_lib
-else:
-  exchange_lib = LazyImport('tff_fssl.rounds.exchange')
 
 _RESIDUAL = 'residual'
 # Names of the values that travel: shares of classes.

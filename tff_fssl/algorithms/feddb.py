@@ -31,24 +31,19 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import base
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
+from tff_fssl.models import server_model
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import frequencies
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
-
-if TYPE_CHECKING:
-  from tff_fssl.models import server_model
-  from tff_fssl.rounds import exchange as exchange_lib
-else:
-  exchange_lib = LazyImport('tff_fssl.rounds.exchange')
 
 # Values of --feddb.weights, --feddb.app_u and --feddb.statistics.
 COHORT, LAST_MEAN, UNIFORM = 'cohort', 'last_mean', 'uniform'

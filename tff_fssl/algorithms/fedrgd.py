@@ -34,20 +34,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import groups as groups_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import pseudo_labels as pseudo_labels_lib
-
-if TYPE_CHECKING:
-  from tff_fssl.rounds import groups as groups_lib
-else:
-  groups_lib = LazyImport('tff_fssl.rounds.groups')
 
 # Values of --fedrgd.mode, --fedrgd.grouping and --fedrgd.pseudo_labels.
 PERSISTENT_GROUPS, TWO_LEVEL_MEAN = 'persistent_groups', 'two_level_mean'

@@ -55,8 +55,8 @@ import math
 from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import divergence

@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 
-from tff_fssl.algorithms import base
 from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import pseudo_labels
 

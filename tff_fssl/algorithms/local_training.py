@@ -38,23 +38,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import own_models
 from tff_fssl.algorithms import supervised
 from tff_fssl.algorithms import uda
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
+from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import own_models
-
-if TYPE_CHECKING:
-  from tff_fssl.models import server_model
-  from tff_fssl.rounds import exchange as exchange_lib
-else:
-  server_model = LazyImport('tff_fssl.models.server_model')
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
 # Nothing is sent: the server's table stands for the clients' disks.

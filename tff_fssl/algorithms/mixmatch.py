@@ -29,9 +29,9 @@ import dataclasses
 from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import annealing
 from tff_fssl.semisup import diagnostics

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import cbafed
-from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import fedcon
 from tff_fssl.algorithms import feddb
 from tff_fssl.algorithms import feddure
@@ -23,6 +21,8 @@ from tff_fssl.algorithms import sage
 from tff_fssl.algorithms import semifl
 from tff_fssl.algorithms import supervised
 from tff_fssl.algorithms import uda
+from tff_fssl.interface import base
+from tff_fssl.interface import entry
 
 Algorithm = entry.Algorithm
 REGISTRY: dict[str, Algorithm] = {}

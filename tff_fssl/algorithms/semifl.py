@@ -35,8 +35,8 @@ from __future__ import annotations
 import dataclasses
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses

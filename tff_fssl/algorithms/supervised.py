@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from tff_fssl import loops
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import names as names_lib
-from tff_fssl.client import inference
-from tff_fssl.client import seeds
-from tff_fssl.client.seeds import fold_in
+from tff_fssl import seeds
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import names as names_lib
 from tff_fssl.lazy import tf
+from tff_fssl.models import inference
+from tff_fssl.seeds import fold_in
 
 
 def own_stream(

@@ -7,11 +7,11 @@ import dataclasses
 import functools
 from typing import Any
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import names
 from tff_fssl.client import batches
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import names
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib

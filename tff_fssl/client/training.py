@@ -9,13 +9,13 @@ import functools
 from typing import Any, NamedTuple, TypeAlias
 
 from tff_fssl import loops
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import names as names_lib
+from tff_fssl import seeds
 from tff_fssl.client import batches as batches_lib
 from tff_fssl.client import non_finite
 from tff_fssl.client import optimizer as optimizer_lib
-from tff_fssl.client import seeds
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import names as names_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights, all_finite, select, zero_unless

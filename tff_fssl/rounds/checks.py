@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
-from tff_fssl.algorithms import names
 from tff_fssl.client import training
+from tff_fssl.interface import base
+from tff_fssl.interface import channels
+from tff_fssl.interface import names
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf, tff
 
 # (kind of examples, its least label). -1 is an unknown hidden label.

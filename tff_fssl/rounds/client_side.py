@@ -7,20 +7,20 @@ import functools
 from typing import Any
 
 from tff_fssl import hparams as hparams_lib
-from tff_fssl.algorithms import base
 from tff_fssl.client import batches
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import server as server_lib
 from tff_fssl.rounds import states as states_lib
 from tff_fssl.rounds import statistics_phase

@@ -12,17 +12,18 @@ import dataclasses
 import functools
 from typing import Any
 
-from tff_fssl.algorithms import channels
-from tff_fssl.algorithms import names
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
+from tff_fssl.interface import channels
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import names
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import screen as screen_lib
 
 # (state of the process, a client's data, round number) -> the first non-finite
@@ -91,7 +92,7 @@ class ClientPart:
   def train(
     self,
     local: training.LocalTraining,
-    received: exchange_lib.Received,
+    received: messages.Received,
     data: Mapping[str, Any],
     round_num: tf.Tensor,
     watch: non_finite.Watch | None = None,
@@ -126,21 +127,21 @@ class ClientPart:
     return result, finite
 
   def read_message(
-    self, message: exchange_lib.Message, data: Mapping[str, Any]
-  ) -> exchange_lib.Received:
+    self, message: messages.Message, data: Mapping[str, Any]
+  ) -> messages.Received:
     """Reads the parts of the server's message that the client uses."""
     # Only elements for an exchange of known clients have an id.
     client_id = data.get('client_id', tf.constant(-1))
     groups = self.delivery.groups
     start = None if groups is None else groups.place_of(data).start
-    return exchange_lib.read_message(
+    return messages.read_message(
       self.exchange, message, client_id, start, self.delivery
     )
 
 
 def build_find_non_finite(
   part: ClientPart,
-  make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
+  make_message: Callable[[Any, tf.Tensor], messages.Message],
 ) -> FindNonFinite:
   """Builds a function that repeats a client's round to find where it fails.
 
@@ -174,7 +175,7 @@ def build_find_non_finite(
 
 def build_find_rejected(
   part: ClientPart,
-  make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
+  make_message: Callable[[Any, tf.Tensor], messages.Message],
   bounds: screen_lib.Bounds,
 ) -> FindRejected:
   """Builds a function that repeats a client's round to find why it is rejected.
@@ -221,7 +222,7 @@ def build_find_rejected(
 
 def build_local_model(
   part: ClientPart,
-  make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
+  make_message: Callable[[Any, tf.Tensor], messages.Message],
   make_statistics: Callable[[], OwnStatistics],
 ) -> LocalModel:
   """Builds a function that computes the model of one client in a round.
@@ -375,7 +376,7 @@ def _build_work(
 
   @tff.tensorflow.computation(message_type, data_type, tf.int32)
   def work(
-    message: exchange_lib.Message,
+    message: messages.Message,
     dataset: tf.data.Dataset,
     round_num: tf.Tensor,
   ) -> _Upload:
@@ -384,7 +385,7 @@ def _build_work(
 
     @tf.function(autograph=False)
     def run(
-      message: exchange_lib.Message,
+      message: messages.Message,
       dataset: tf.data.Dataset,
       round_num: tf.Tensor,
     ) -> _Upload:
@@ -418,7 +419,7 @@ def _weight(
 
 def _upload(
   part: ClientPart,
-  received: exchange_lib.Received,
+  received: messages.Received,
   data: Mapping[str, Any],
   result: training.LocalResult,
   finite: tf.Tensor,
@@ -487,7 +488,7 @@ def _upload(
 
 def _change(
   part: ClientPart,
-  received: exchange_lib.Received,
+  received: messages.Received,
   data: Mapping[str, Any],
   result: training.LocalResult,
 ) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping, Sequence
 
-from tff_fssl.algorithms import channels
+from tff_fssl.interface import channels
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
-from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import states as states_lib
 
 

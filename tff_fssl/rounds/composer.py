@@ -23,11 +23,11 @@ import warnings
 
 import numpy as np
 
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_work as client_work_lib
-from tff_fssl.rounds import exchange as exchange_lib
 
 LearningAlgorithmState: TypeAlias = (
   tff.learning.templates.LearningAlgorithmState

@@ -7,18 +7,19 @@ import dataclasses
 import functools
 import math
 
-from tff_fssl.algorithms import base
 from tff_fssl.client import batches
 from tff_fssl.client import compute
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import round_hparams
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib
 from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states as states_lib
 
 Flops = flops_lib.Flops
@@ -176,7 +177,7 @@ def measure(
 
 def receive(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
-) -> exchange_lib.Received:
+) -> messages.Received:
   """Makes the values that a client receives in the first round.
 
   Args:
@@ -207,21 +208,21 @@ def _exchange(
     num_classes=num_classes,
     num_outputs=network.num_outputs,
   )
-  return exchange_lib.build_exchange(algorithm, population, specs_of)
+  return messages.build_exchange(algorithm, population, specs_of)
 
 
 def _receive(
   exchange: exchange_lib.Exchange | None,
   network: adapter.Network,
   states: states_lib.States,
-) -> exchange_lib.Received:
+) -> messages.Received:
   """Makes the message of the first round, as client 0 uses it."""
   table = () if exchange is None else exchange.initialize()
   model = states.start(network.initial_weights())
-  message = exchange_lib.make_message(
+  message = messages.make_message(
     exchange, states, table, model, tf.constant(1)
   )
-  return exchange_lib.read_message(exchange, message, tf.constant(0))
+  return messages.read_message(exchange, message, tf.constant(0))
 
 
 def _received(

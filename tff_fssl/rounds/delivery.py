@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tff_fssl.interface import groups as groups_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import groups as groups_lib
 
 
 class Delivery(NamedTuple):

@@ -7,12 +7,12 @@ import functools
 from typing import Any
 
 from tff_fssl import hparams as hparams_lib
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
 def network_fn(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import functools
 
 from tff_fssl.client import optimizer as optimizer_lib
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 RoundHparams = round_hparams_lib.RoundHparams
 

@@ -16,9 +16,12 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.aggregators import robust
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import channels
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import groups as groups_lib
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -29,10 +32,8 @@ from tff_fssl.rounds import client_work
 from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import messages
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import screen
 from tff_fssl.rounds import server as server_lib
 from tff_fssl.rounds import states as states_lib
@@ -313,7 +314,7 @@ class _Assembly:
       robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
       seed=self._server.seed,
     )
-    return exchange_lib.build_exchange(
+    return messages.build_exchange(
       self._algorithm, population, networks.specs_of
     )
 
@@ -323,7 +324,7 @@ class _Assembly:
     model_type = initial_model.type_signature.result
     aggregator, is_confidential = self._aggregator(model_type)
     exchange = self._exchange
-    distributor = exchange_lib.build_distributor(
+    distributor = messages.build_distributor(
       model_type,
       self._states,
       exchange,
@@ -369,7 +370,7 @@ class _Assembly:
     )
     end_round = None
     if exchange is not None:
-      end_round = exchange_lib.build_accept(
+      end_round = messages.build_accept(
         exchange, state_type.distributor, model_type, aggregate_type
       )
     process = composer.compose_fssl_process(
@@ -405,7 +406,7 @@ class _Assembly:
     """Returns `collecting.build_collect`'s result if `update` needs rows."""
     if self._exchange is None or not self._exchange.for_update:
       return None, None
-    return collecting.build_collect(exchange_lib.row_type(self._exchange))
+    return collecting.build_collect(messages.row_type(self._exchange))
 
   def _describe(
     self,
@@ -536,10 +537,10 @@ class _Assembly:
 
   def _make_message(
     self, state: composer.LearningAlgorithmState, round_num: tf.Tensor
-  ) -> exchange_lib.Message:
+  ) -> messages.Message:
     """Makes the message of a round, outside of TFF."""
     exchange = self._exchange
-    return exchange_lib.make_message(
+    return messages.make_message(
       exchange,
       self._states,
       () if exchange is None else state.distributor['table'],

@@ -8,13 +8,14 @@ import math
 from typing import Any, NamedTuple
 
 from tff_fssl.aggregators import guarded
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
 from tff_fssl.client import batches
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
+from tff_fssl.interface import channels
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import groups as groups_lib
 from tff_fssl.lazy import tf, tff
-from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import messages
 
 # A greater sum of a metric, per example, is absurd.
 _MAX_METRIC = 1e6
@@ -240,7 +241,7 @@ def checks_of(
     possible = groups_lib.is_possible(bounds.groups, place)
     checks['group'] = Check(place[0], possible, 'those that there are')
   if bounds.exchange is not None and row is not None:
-    possible = exchange_lib.is_possible_row(bounds.exchange, row)
+    possible = messages.is_possible_row(bounds.exchange, row)
     valid = row['is_valid']
     check = Check(tf.cast(valid, tf.float32), possible, 'see its `is_possible`')
     # An invalid row is not kept, so its contents do not matter.

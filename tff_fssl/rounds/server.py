@@ -6,10 +6,11 @@ import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 
-from tff_fssl.algorithms import base
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
@@ -17,7 +18,6 @@ from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import server_step
 from tff_fssl.rounds import states as states_lib
 

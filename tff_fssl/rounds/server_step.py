@@ -6,15 +6,15 @@ import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
-from tff_fssl.algorithms import names
-from tff_fssl.client import seeds
+from tff_fssl import seeds
+from tff_fssl.interface import base
+from tff_fssl.interface import channels
+from tff_fssl.interface import groups as groups_lib
+from tff_fssl.interface import names
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite, zero_unless
-from tff_fssl.rounds import groups as groups_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import states as states_lib
 
 Momentum = tuple[tf.Tensor, ...]

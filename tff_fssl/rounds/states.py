@@ -6,8 +6,8 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import names
+from tff_fssl.interface import base
+from tff_fssl.interface import names
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights

@@ -23,7 +23,7 @@ from tff_fssl.rounds import client_data
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Gathering:
     )
 
   def read_sent(
-    self, message: exchange_lib.Message, set_name: str
+    self, message: messages.Message, set_name: str
   ) -> Weights | tf.data.Dataset:
     """Reads the same weights from the message for training.
 
@@ -77,7 +77,7 @@ class Gathering:
     Returns:
       The weights. Those of a set are a sequence of one element, or of none.
     """
-    message = exchange_lib.Message(*message)
+    message = messages.Message(*message)
     if set_name:
       return message.sets[set_name].map(self.delivery.select_weights)
     sets = {n: client_data.read_one(s) for n, s in message.sets.items()}

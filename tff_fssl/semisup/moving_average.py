@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
+from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-
-if TYPE_CHECKING:
-  from tff_fssl.models import adapter
 
 
 def moving_average(

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedcon
 from tff_fssl.algorithms.fedcon import two_views
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.fedmatch import helper_predictions
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import losses

@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from tff_fssl.algorithms.fedmatch import helper_selection
 from tff_fssl.algorithms.fedmatch import upload_cache
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 
 _WEIGHTS = Weights(
   (tf.TensorSpec([1, 2]), tf.TensorSpec([1])), (), tf.TensorSpec([])
@@ -206,7 +207,7 @@ def test_rows_that_no_honest_client_sends(changed, expected):
   }
   client_id = tf.constant(row.pop('client_id'))
   values = {name: tf.constant(v, tf.float32) for name, v in row.items()}
-  possible = exchange_lib.is_possible_row(
+  possible = messages.is_possible_row(
     _build(), {'client_id': client_id, 'values': values}
   )
   assert bool(possible) == expected

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.fedmatch import FedMatch
+from tff_fssl.interface import base
 from tff_fssl.models.weights import Weights
 
 _START = Weights(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.fedmatch import FedMatch
 from tff_fssl.algorithms.fedmatch import helper_predictions
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tff_fssl import hparams
 from tff_fssl.algorithms.fedmatch import upload_cache
-from tff_fssl.rounds import exchange
+from tff_fssl.interface import exchange
 
 _SPECS = {
   'psi': tf.TensorSpec([2], tf.float32),

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.algorithms.protofssl import sets
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import messages
 
 _POPULATION = exchange_lib.Population(0, (), num_classes=3, num_outputs=2)
 _ROUND = tf.constant(4)
@@ -213,7 +214,7 @@ def test_an_interval_of_one_is_none():
 def test_rows_that_no_client_can_have(change, possible):
   values = {k: tf.constant(v) for k, v in {**_row(1.0), **change}.items()}
   row = {'client_id': tf.constant(0), 'values': values}
-  assert bool(exchange_lib.is_possible_row(_list(2), row)) == possible
+  assert bool(messages.is_possible_row(_list(2), row)) == possible
 
 
 _SUMS = np.array([[2.0, 4.0], [0.0, 0.0], [3.0, -1.0]], np.float32)
@@ -243,7 +244,7 @@ def test_sums_that_no_client_can_have(norm, change, possible):
     'client_id': tf.constant(0),
     'values': {k: tf.constant(v, tf.float32) for k, v in values.items()},
   }
-  assert bool(exchange_lib.is_possible_row(exchange, row)) == possible
+  assert bool(messages.is_possible_row(exchange, row)) == possible
 
 
 def test_global_prototypes_are_those_of_all_examples_together():

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from tff_fssl import hparams
-from tff_fssl.algorithms import entry as entry_lib
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import entry as entry_lib
 from tff_fssl.program.commands import algorithms_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.configuration import config

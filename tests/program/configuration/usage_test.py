@@ -5,12 +5,12 @@ import pytest
 from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import round_hparams
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
-from tff_fssl.rounds import round_hparams
 
 
 def test_groups_stand_in_the_order_of_their_fields():

@@ -42,22 +42,18 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
+from tff_fssl.algorithms import own_models
 from tff_fssl.algorithms.fedcon import two_views
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import annealing
 from tff_fssl.semisup import moving_average
-
-if TYPE_CHECKING:
-  from tff_fssl.rounds import exchange as exchange_lib
-  from tff_fssl.rounds import own_models
-else:
-  own_models = LazyImport('tff_fssl.rounds.own_models')
 
 TARGET, PROJECTOR = two_views.TARGET, two_views.PROJECTOR
 # Values of --fedcon.client_state and --fedcon.server_target.

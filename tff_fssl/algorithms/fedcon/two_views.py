@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tff_fssl.algorithms import base
+from tff_fssl.interface import base
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.semisup import losses

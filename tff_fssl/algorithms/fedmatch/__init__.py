@@ -49,22 +49,20 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.fedmatch import helper_predictions
 from tff_fssl.algorithms.fedmatch import helper_selection
 from tff_fssl.algorithms.fedmatch import patience as patience_lib
 from tff_fssl.algorithms.fedmatch import sparse_updates
 from tff_fssl.algorithms.fedmatch import upload_cache
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import weights as weights_lib
 from tff_fssl.models.weights import Weights
-
-if TYPE_CHECKING:
-  from tff_fssl.rounds import exchange as exchange_lib
 
 SIGMA, PSI = 'sigma', 'psi'
 # Values of --fedmatch.helpers and --fedmatch.variant.

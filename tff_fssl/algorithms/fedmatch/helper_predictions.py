@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tff_fssl.client import inference
+from tff_fssl.interface import base
 from tff_fssl.lazy import np, tf
+from tff_fssl.models import inference
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
 from tff_fssl.semisup.means import Mean
-
-if TYPE_CHECKING:
-  from tff_fssl.algorithms import base
 
 # Names in `BatchExamples.prepared` and `Batch.prepared`.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'

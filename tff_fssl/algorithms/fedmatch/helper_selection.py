@@ -9,8 +9,9 @@ import functools
 from typing import Any
 
 from tff_fssl.algorithms.fedmatch import upload_cache
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
-from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.models import server_model
 
 EMBEDDING, IS_KNOWN, HELPERS, HELPER_WEIGHTS = (
   'embedding',
@@ -151,7 +152,7 @@ class _Helping:
   def message(
     self,
     table: Mapping[str, Any],
-    model: exchange_lib.ServerModel,
+    model: server_model.ServerModel,
     round_num: tf.Tensor,
   ) -> Mapping[str, Any]:
     del model
@@ -254,7 +255,7 @@ class _Helping:
     self,
     table: Mapping[str, Any],
     rows: exchange_lib.Rows,
-    model: exchange_lib.ServerModel,
+    model: server_model.ServerModel,
     round_num: tf.Tensor,
   ) -> Mapping[str, Any]:
     del model

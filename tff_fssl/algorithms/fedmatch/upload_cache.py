@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import warnings
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import np, tf
 from tff_fssl.models.weights import no_values
-from tff_fssl.rounds import exchange as exchange_lib
 
 # Values of `--fedmatch.uploads_in`.
 AUTO, STATE, FILES = 'auto', 'state', 'files'

@@ -57,27 +57,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
-from tff_fssl.client import inference
+from tff_fssl.algorithms.protofssl import sets
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import format_value
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
+from tff_fssl.models import inference
+from tff_fssl.models import server_model
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpening
 from tff_fssl.semisup import thresholds
-
-if TYPE_CHECKING:
-  from tff_fssl.algorithms.protofssl import sets
-  from tff_fssl.models import server_model
-  from tff_fssl.rounds import exchange as exchange_lib
-else:
-  sets = LazyImport('tff_fssl.algorithms.protofssl.sets')
 
 # Values of --protofssl.prototypes, --protofssl.support and --protofssl.variant.
 HELPERS, GLOBAL, OWN = 'helpers', 'global', 'own'

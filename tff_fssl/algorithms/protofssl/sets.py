@@ -12,14 +12,14 @@ import collections
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from tff_fssl import seeds
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
-from tff_fssl.client import seeds
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import all_finite
-from tff_fssl.rounds import exchange as exchange_lib
 
 _SET = 'prototypes'
 # A class with a smaller share in a combined sum is noise.

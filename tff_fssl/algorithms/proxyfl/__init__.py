@@ -36,26 +36,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import base
 from tff_fssl.algorithms.proxyfl import proxies as proxies_lib
-from tff_fssl.client import inference
+from tff_fssl.algorithms.proxyfl import table as table_lib
 from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
-from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
+from tff_fssl.models import inference
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
-
-if TYPE_CHECKING:
-  from tff_fssl.algorithms.proxyfl import table as table_lib
-  from tff_fssl.rounds import exchange as exchange_lib
-else:
-  table_lib = LazyImport('tff_fssl.algorithms.proxyfl.table')
 
 # Values of --proxyfl.tuning, --proxyfl.candidate_weights and
 # --proxyfl.labeled_sets.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tff_fssl import loops
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 from tff_fssl.lazy import tf
 
 # Rows that are less similar than this are no negatives.

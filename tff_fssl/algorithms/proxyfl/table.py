@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import functools
 from typing import TypeAlias
 
+from tff_fssl import seeds
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.client import seeds
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import all_finite
-from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.semisup import frequencies
 
 PRIOR, COUNTS, CLASSIFIER = 'prior', 'counts', 'classifier'

@@ -12,6 +12,7 @@ from tff_fssl import files
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.interface import round_hparams
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
@@ -19,7 +20,6 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
 from tff_fssl.program.reporting import papers
-from tff_fssl.rounds import round_hparams
 
 _USAGE = 'programs/algorithms.py [NAME]'
 _ABOUT = (

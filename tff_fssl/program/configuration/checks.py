@@ -7,10 +7,10 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 _CLIENTS = data_names.LABELS_AT_CLIENTS
 

@@ -16,13 +16,13 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import participation_hparams
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 Config = run_config.Config
 AggregatorHparams = aggregator_hparams.AggregatorHparams

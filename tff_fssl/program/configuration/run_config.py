@@ -10,11 +10,11 @@ from tff_fssl.data import clients
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition_settings
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
 from tff_fssl.rounds import participation_hparams
-from tff_fssl.rounds import round_hparams
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tff_fssl.data import sources
 from tff_fssl.data import text_views
 from tff_fssl.data import vector_views
 from tff_fssl.data.sources import vectors
+from tff_fssl.interface import round_hparams
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
@@ -44,7 +45,6 @@ from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
 from tff_fssl.rounds import states
 

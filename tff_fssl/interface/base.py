@@ -13,26 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.algorithms import channels
-from tff_fssl.algorithms import entry
-from tff_fssl.algorithms import names
-from tff_fssl.client import inference
+from tff_fssl.data import augment
+from tff_fssl.interface import channels
+from tff_fssl.interface import entry
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import groups as groups_lib
+from tff_fssl.interface import names
+from tff_fssl.interface import round_hparams
 from tff_fssl.lazy import tf
+from tff_fssl.models import adapter
+from tff_fssl.models import inference
+from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite, select
-from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import means
-
-if TYPE_CHECKING:
-  from tff_fssl.data import augment
-  from tff_fssl.models import adapter
-  from tff_fssl.models import server_model
-  from tff_fssl.rounds import exchange as exchange_lib
-  from tff_fssl.rounds import groups as groups_lib
 
 RoundHparams = round_hparams.RoundHparams
 Broadcast = channels.Broadcast

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.algorithms import channels
+from tff_fssl.interface import channels
 
 
 def test_limits_may_depend_on_the_classes():

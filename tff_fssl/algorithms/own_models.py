@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
+from tff_fssl.models import server_model
 from tff_fssl.models.weights import flatten
-from tff_fssl.rounds import exchange as exchange_lib
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 # Names of a row's values: a client receives both, and uploads the first.
@@ -51,7 +52,7 @@ def build_exchange(
   def accept(
     table: Mapping[str, tf.Tensor],
     rows: exchange_lib.Rows,
-    model: exchange_lib.ServerModel,
+    model: server_model.ServerModel,
     round_num: tf.Tensor,
   ) -> Mapping[str, tf.Tensor]:
     del model, round_num

@@ -1,19 +1,17 @@
-"""The exchange: values that server and clients send besides the model.
-
-An exchange is a table at the server. Each round, clients receive values from
-it, and upload rows that change it.
-"""
+"""The messages of a round: what the server sends, and clients' rows."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import names
-from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import LazyImport, np, tf, tff
+from tff_fssl.aggregators import collecting
+from tff_fssl.aggregators import guarded
+from tff_fssl.interface import base
+from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import names
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite
@@ -21,155 +19,14 @@ from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import states as states_lib
 
-if TYPE_CHECKING:
-  from tff_fssl.aggregators import collecting
-  from tff_fssl.aggregators import guarded
-else:  # They define classes of TFF, which algorithms need not import.
-  collecting = LazyImport('tff_fssl.aggregators.collecting')
-  guarded = LazyImport('tff_fssl.aggregators.guarded')
-
 ServerModel = server_model.ServerModel
-# TensorFlow's messages, and so values between computations, are limited to 2
-# GB. A table must be smaller.
-MAX_TABLE_BYTES = 1.5e9
-
-
-class Rows(NamedTuple):
-  """The rows that the n clients of a round have uploaded for the exchange.
-
-  Attributes:
-    client_id: int32 [n], in [0, num_clients), each at most once. Zeros if the
-      exchange knows no clients.
-    values: Name -> [n, ...].
-  """
-
-  client_id: tf.Tensor
-  values: Mapping[str, tf.Tensor]
-
-
-# (client id, round) -> the row that the client uploaded in it, name -> array.
-ReadRow: TypeAlias = 'Callable[[int, int], Mapping[str, np.ndarray[Any, Any]]]'
-WriteRow: TypeAlias = (
-  'Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]'
-)
-
-
-class Outside(NamedTuple):
-  """The storage of large rows outside of the table, between rounds.
-
-  Both functions run outside of TFF's computations. Tables hold NumPy arrays,
-  except for the result of `bring`, which holds tensors.
-
-  Attributes:
-    bring: (table, ids of the round's clients, round number, read) -> the table
-      with the rows that the round needs. Each is read once.
-    take: (table after the round, write) -> the table without rows. It writes
-      the rows of the round's clients.
-  """
-
-  bring: Callable[[Any, Sequence[int], int, ReadRow], Any]
-  take: Callable[[Any, WriteRow], Any]
-
-
-class Exchange(NamedTuple):
-  """A table (of clients, or of last uploads) that the server keeps.
-
-  All functions are pure, and are called inside TFF's computations. The table is
-  part of the process's state.
-
-  Attributes:
-    initialize: () -> the table, any structure of tensors.
-    message: (table, model, round number) -> the value that all clients receive.
-    receive: (message, client id) -> name -> tensor, the values that the client
-      uses. Here a client picks its own rows.
-    row_specs: Name -> `tf.TensorSpec` of each value in a client's row. These
-      are the `ClientOutput.uploads` that the algorithm does not declare as
-      `uploads`.
-    accept: (table, rows, model after the round, round number) -> the table.
-    num_clients: The number of clients that the table knows by their ids. 0: it
-      knows none.
-    is_clients_own: Whether the table stands for values on the clients' own
-      disks. In a deployment none of it travels, so no bytes are counted.
-    is_possible: (name -> tensor, a row) -> bool scalar, whether an honest
-      client can have sent it. If not, the client is rejected as a whole. The
-      bound on numbers is checked in any case. None: nothing else is checked.
-    in_sum: Whether the aggregator combines rows together with the updates, so
-      that no row can be seen alone. Then `accept` gets the combined row as the
-      only one, or no row if none was usable. All of `row_specs` must be
-      float32.
-    not_counted: Names of values, in `receive`'s results and in rows, that the
-      figures of bytes do not contain. Their receiver knows them already (from
-      its own disk, or from the update), or the algorithm counts them itself.
-    outside: Loads and stores rows outside of the table, if there are any.
-    for_update: Whether `Algorithm.update` gets the rows, too, as
-      `Aggregate.rows`. They must not be `in_sum`, and clients have no ids.
-  """
-
-  initialize: Callable[[], Any]
-  message: Callable[[Any, ServerModel, tf.Tensor], Any]
-  receive: Callable[[Any, tf.Tensor], Mapping[str, tf.Tensor]]
-  row_specs: Mapping[str, tf.TensorSpec]
-  accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
-  num_clients: int = 0
-  is_clients_own: bool = False
-  is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
-  in_sum: bool = False
-  not_counted: tuple[str, ...] = ()
-  outside: Outside | None = None
-  for_update: bool = False
-
-
-class Population(NamedTuple):
-  """The arguments of an exchange besides its hyper-parameters.
-
-  Attributes:
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1. 0:
-      unknown.
-    weights: `tf.TensorSpec`s of the model's weights.
-    of_peers: Name of each auxiliary network with a `build` -> `tf.TensorSpec`s
-      of its weights.
-    num_classes: The number of classes.
-    num_outputs: The width of the network's outputs, logits or embeddings.
-    plain_mean: Whether the aggregator is TFF's mean, and changes no update.
-    robust: Whether the aggregator is `robust`. Then no single client should
-      determine the values that others receive. Where it does, the algorithm's
-      page says so.
-    seed: The run's seed.
-  """
-
-  num_clients: int
-  weights: Weights
-  of_peers: Mapping[str, Weights] = {}
-  num_classes: int = 0
-  num_outputs: int = 0
-  plain_mean: bool = True
-  robust: bool = False
-  seed: int = 0
-
-  def known_clients(self) -> int:
-    """Returns the number of clients.
-
-    Raises:
-      UsageError: If the number is unknown.
-    """
-    if not self.num_clients:
-      raise UsageError(
-        'num_clients=None: the server of this algorithm keeps values for each'
-        ' client; give the number of clients, whose ids are 0 to num_clients'
-        ' - 1'
-      )
-    return self.num_clients
-
-
-# Builds an algorithm's exchange.
-BuildExchange = Callable[[Population], Exchange]
 
 
 def build_exchange(
   algorithm: base.Algorithm,
-  population: Population,
+  population: exchange_lib.Population,
   specs_of: Callable[[Callable[[adapter.Network], tf.keras.Model]], Weights],
-) -> Exchange | None:
+) -> exchange_lib.Exchange | None:
   """Builds the exchange of an algorithm.
 
   Args:
@@ -223,7 +80,7 @@ class Received(NamedTuple):
 
 
 def make_message(
-  exchange: Exchange | None,
+  exchange: exchange_lib.Exchange | None,
   states: states_lib.States,
   table: Any,
   model: ServerModel,
@@ -243,7 +100,7 @@ def make_message(
 
 
 def read_message(
-  exchange: Exchange | None,
+  exchange: exchange_lib.Exchange | None,
   message: Message,
   client_id: tf.Tensor,
   start: tf.Tensor | None = None,
@@ -277,7 +134,7 @@ def read_message(
 def build_distributor(
   model_type: tff.Type,
   states: states_lib.States,
-  exchange: Exchange | None,
+  exchange: exchange_lib.Exchange | None,
   first_round: int,
   delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> tff.learning.templates.DistributionProcess:
@@ -333,7 +190,7 @@ def build_distributor(
   return tff.learning.templates.DistributionProcess(init_fn, next_fn)
 
 
-def row_type(exchange: Exchange) -> tff.Type:
+def row_type(exchange: exchange_lib.Exchange) -> tff.Type:
   """Returns the type of a client's row: is_valid, client_id, values."""
   return tff.types.tensorflow_to_type(
     collections.OrderedDict(
@@ -344,7 +201,9 @@ def row_type(exchange: Exchange) -> tff.Type:
   )
 
 
-def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
+def is_possible_row(
+  exchange: exchange_lib.Exchange, row: Mapping[str, Any]
+) -> tf.Tensor:
   """Tells whether a row may be kept, whatever code the client ran.
 
   Its numbers must be within `guarded.MAX_ENTRY`, and its client must exist. Two
@@ -363,7 +222,7 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
 
 
 def build_accept(
-  exchange: Exchange,
+  exchange: exchange_lib.Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
   aggregate_type: tff.Type | None = None,
@@ -413,7 +272,7 @@ def build_accept(
     )
     table = exchange.accept(
       state['table'],
-      Rows(kept['client_id'], kept['values']),
+      exchange_lib.Rows(kept['client_id'], kept['values']),
       ServerModel(*model),
       state['round_num'],
     )
@@ -435,7 +294,7 @@ def build_accept(
 
 
 def _build_accept_sum(
-  exchange: Exchange,
+  exchange: exchange_lib.Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
   aggregate_type: tff.Type | None,
@@ -455,7 +314,7 @@ def _build_accept_sum(
     # If all weights were 0, the combined row is NaN.
     is_usable = all_finite(list(values.values()))
     usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
-    rows = Rows(
+    rows = exchange_lib.Rows(
       # `usable` is the number of rows, 0 or 1.
       tf.zeros([usable], tf.int32),
       {name: value[None][:usable] for name, value in values.items()},
@@ -478,7 +337,9 @@ def _build_accept_sum(
   return end_round
 
 
-def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:
+def _is_undisputed(
+  exchange: exchange_lib.Exchange, rows: Mapping[str, Any]
+) -> tf.Tensor:
   """Tells for each row whether it is valid and unique by id: bool [n]."""
   valid = rows['is_valid']
   if not exchange.num_clients:

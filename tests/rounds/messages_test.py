@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.interface import exchange
 from tff_fssl.models import server_model
-from tff_fssl.rounds import exchange
+from tff_fssl.rounds import messages
 
 _NUM_CLIENTS = 40
 
@@ -54,11 +55,11 @@ def end_round():
     )
 
   state_type = initialize.type_signature.result
-  accept = exchange.build_accept(_KEEPING, state_type, model_type)
+  accept = messages.build_accept(_KEEPING, state_type, model_type)
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(exchange.row_type(_KEEPING), tff.CLIENTS),
+    tff.FederatedType(messages.row_type(_KEEPING), tff.CLIENTS),
     tff.FederatedType(model_type, tff.SERVER),
     tff.FederatedType(np.bool_, tff.SERVER),
   )

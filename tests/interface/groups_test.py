@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.interface import groups as groups_lib
 
 _GROUPS = groups_lib.Groups(
   2, 3, lambda model: model, lambda slot, seed: groups_lib.Place(slot, seed[0])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import base
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.interface import base
 from tff_fssl.models.weights import Weights
 
 _WEIGHTS = Weights((tf.constant([3.0, 4.0]),), (), tf.constant(1.0))

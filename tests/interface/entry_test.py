@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from tff_fssl.algorithms import base
-from tff_fssl.algorithms import entry as entry_lib
 from tff_fssl.algorithms import registry
-from tff_fssl.rounds.round_hparams import RoundHparams
+from tff_fssl.interface import base
+from tff_fssl.interface import entry as entry_lib
+from tff_fssl.interface.round_hparams import RoundHparams
 
 
 @dataclasses.dataclass(frozen=True)

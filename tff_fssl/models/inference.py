@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tff_fssl import loops
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_task
 
-from tff_fssl.rounds import round_hparams
+from tff_fssl.interface import round_hparams
 
 _AT_SERVER = round_hparams.LABELS_AT_SERVER
 _AT_CLIENTS = round_hparams.LABELS_AT_CLIENTS

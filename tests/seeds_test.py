@@ -4,7 +4,7 @@ import itertools
 
 import tensorflow as tf
 
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 
 
 def test_runs_rounds_and_purposes_have_seeds_of_their_own():

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.client import inference
-from tff_fssl.client import seeds
+from tff_fssl import seeds
 from tff_fssl.models import adapter
+from tff_fssl.models import inference
 
 
 def _vectors():

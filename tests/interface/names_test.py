@@ -2,8 +2,8 @@
 
 import pytest
 
-from tff_fssl.algorithms import names
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import names
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

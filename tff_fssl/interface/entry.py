@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.interface import round_hparams as round_hparams_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import own_models
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import own_models
 
 _COMMON = Weights(
   (tf.constant([1.0, 2.0]),), (tf.constant(7, tf.int64),), tf.constant(0.0)

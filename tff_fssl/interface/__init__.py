@@ -1,0 +1,1 @@
+"""What an algorithm is: its methods, and the values that travel."""
