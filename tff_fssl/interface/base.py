@@ -251,7 +251,6 @@ class Client:
     """
     logits = inference.weak_logits(
       self.networks.model,
-      self.weights,
       self.unlabeled.x,
       self.views,
       self.seed,

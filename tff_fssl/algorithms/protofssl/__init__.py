@@ -419,10 +419,8 @@ class ProtoFssl(base.Algorithm):
       model,
       client.labeled.x,
       lambda images, i: client.views.plain(images),
-      # Static batch norm takes the examples' own moments: the statistics that
-      # the client received are those of the network before training.
-      client.weights.statistics_count,
       self.round.statistics_batch_size,
+      # The received statistics are those of the network before training.
       own_moments=model.is_static,
     )
     return prototypes_lib.class_sums(
