@@ -208,12 +208,11 @@ class TestTeacher:
     examples = base.BatchExamples({'weak': images}, tf.zeros([5]), tf.ones([5]))
 
     def probs(count):
-      batch = base.Batch(
-        {base.UNLABELED: examples},
-        {'statistics_count': tf.constant(count)},
-        None,
-        None,
+      weights = peers['teacher'].weights_now()
+      peers['teacher'].assign(
+        weights._replace(statistics_count=tf.constant(count))
       )
+      batch = base.Batch({base.UNLABELED: examples}, {}, None, None)
       networks = base.Networks(network, peers)
       return _HPARAMS()._teacher_probs(networks, batch).numpy()
 
@@ -408,11 +407,7 @@ def test_the_gradient_is_that_of_the_loss_on_given_labels():
     {'weak': images, 'strong': images + 0.1}, tf.constant(y), tf.ones([8])
   )
   for by_teacher in (0.0, 1.0):
-    constants = {
-      'by_teacher': by_teacher,
-      'teacher_sent': by_teacher,
-      'statistics_count': 1.0,
-    }
+    constants = {'by_teacher': by_teacher, 'teacher_sent': by_teacher}
     batch = base.Batch(
       {base.UNLABELED: examples},
       {name: tf.constant(value) for name, value in constants.items()},

@@ -233,10 +233,7 @@ def _batch(labeled=(1.0, 1.0), unlabeled=(1.0,) * 4):
       labels=[0, 1], weak=[[1, 0], [0, 1]], weights=labeled
     ),
   )
-  prepared = {'statistics_count': 1.0, 'prior': [1 / 3] * 3}
-  return batch._replace(
-    prepared={n: tf.constant(v, tf.float32) for n, v in prepared.items()}
-  )
+  return batch._replace(prepared={'prior': tf.fill([3], 1 / 3)})
 
 
 def _make(threshold=0.6, **values):

@@ -35,8 +35,7 @@ class _Columns:
     assert training
     return images[:, self._columns]
 
-  def inference_logits(self, images, statistics_count):
-    assert statistics_count == 1.0
+  def inference_logits(self, images):
     return images[:, self._columns]
 
 
@@ -55,8 +54,7 @@ def _examples(local=_LOCAL, received=_GLOBAL, strong=_STRONG, **given):
 
 
 def _batch(**streams):
-  count = {'statistics_count': tf.constant(1.0)}
-  return tiny_steps.batch(**streams)._replace(prepared=count)
+  return tiny_steps.batch(**streams)
 
 
 def _loss(algorithm, examples):
@@ -317,7 +315,6 @@ def test_the_global_model_evaluates_and_stays():
   mean.assign([2.0])
   variance.assign([0.04])
   batch = tiny_norms.views([1.0])
-  batch = batch._replace(prepared={'statistics_count': tf.constant(1.0)})
   # Its logits are +-5 for the weak view 1, and 0 for 2: it is sure of one.
   algorithm = sage.Sage(confidence_threshold=0.9, round=_AT_CLIENTS)
   _, metrics, *_ = algorithm.step(networks, batch)

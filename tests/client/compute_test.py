@@ -104,7 +104,7 @@ def test_what_is_computed_once_a_round():
 
   def predict(network, client):
     return inference.weak_logits(
-      network, client.weights, client.unlabeled.x, client.views, client.seed, 5
+      network, client.unlabeled.x, client.views, client.seed, 5
     )
 
   def prepare(client):

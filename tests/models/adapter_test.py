@@ -84,11 +84,15 @@ def test_moving_averages_are_kerass_own_if_asked_for():
 
 def test_inference_without_statistics_uses_the_batch():
   network = adapter.Network(_model, seed=0)
-  batch = network.inference_logits(_images(), tf.constant(0.0))
+  weights = network.initial_weights()
+  network.assign(weights)
+  batch = network.inference_logits(_images())
   np.testing.assert_allclose(
     batch, network.logits(_images(), training=True), atol=1e-6
   )
-  stored = network.inference_logits(_images(), tf.constant(1.0))
+  network.assign(weights._replace(statistics_count=tf.constant(1.0)))
+  assert float(network.weights_now().statistics_count) == 1.0
+  stored = network.inference_logits(_images())
   np.testing.assert_allclose(
     stored, network.logits(_images(), training=False), atol=1e-6
   )

@@ -28,9 +28,7 @@ def test_the_last_example_is_not_normalized_by_itself():
 
   def last(vector):
     rows = tf.constant(np.concatenate([x[:8], [vector]]), tf.float32)
-    return inference.outputs(
-      network, rows, lambda rows, _: rows, tf.constant(0.0), 8
-    )[8]
+    return inference.outputs(network, rows, lambda rows, _: rows, 8)[8]
 
   assert np.abs(last([5, -5, 1]) - last([-9, 2, 0])).max() > 0.1
 
@@ -40,12 +38,14 @@ def test_the_last_example_is_not_normalized_by_itself():
 def test_own_moments(num, tracks):
   """Whatever batch norm has; a single example takes what there is."""
   network = adapter.Network(_vectors, seed=0, track_moving_averages=tracks)
+  one = tf.constant(1.0)
+  network.assign(network.initial_weights()._replace(statistics_count=one))
   x = np.random.default_rng(0).normal(size=[num, 3]).astype(np.float32)
 
   def run(shift, own_moments):
-    rows, count = tf.constant(x + np.float32(shift)), tf.constant(1.0)
+    rows = tf.constant(x + np.float32(shift))
     return inference.outputs(
-      network, rows, lambda rows, _: rows, count, 8, own_moments=own_moments
+      network, rows, lambda rows, _: rows, 8, own_moments=own_moments
     )
 
   assert run(0.0, True).shape == [num, 2]
@@ -59,35 +59,27 @@ def test_own_moments(num, tracks):
 @pytest.mark.parametrize('num', [0, 1, 4, 5, 9])
 def test_outputs_do_not_depend_on_batches(num):
   network = adapter.Network(lambda: tiny_task.model_fn('none'), seed=0)
-  weights = network.initial_weights()
   x, _ = tiny_task.examples(9, 1)
 
   @tf.function(autograph=False)
   def predict(images):
-    return inference.plain_probs(
-      network, images, weights.statistics_count, tiny_task.VIEWS, 4
-    )
+    return inference.plain_probs(network, images, tiny_task.VIEWS, 4)
 
   probs = predict(tf.constant(x[:num]))
   assert probs.shape == [num, tiny_task.NUM_CLASSES]
-  logits = network.inference_logits(
-    tiny_task.VIEWS.plain(x), weights.statistics_count
-  )
+  logits = network.inference_logits(tiny_task.VIEWS.plain(x))
   np.testing.assert_allclose(probs, tf.nn.softmax(logits)[:num], atol=1e-6)
 
 
 def test_each_batch_has_a_seed_of_its_own():
   network = adapter.Network(lambda: tiny_task.model_fn('none'), seed=0)
-  weights = network.initial_weights()
   image = tiny_task.examples(1, 1)[0]
   images = tf.constant(np.concatenate([image, image]))
   seed = tf.constant([1, 2])
-  logits = inference.weak_logits(
-    network, weights, images, tiny_task.VIEWS, seed, 1
-  )
+  logits = inference.weak_logits(network, images, tiny_task.VIEWS, seed, 1)
   for i in range(2):
     view = tiny_task.VIEWS.weak(image, seeds.fold_in(seed, i))
-    expected = network.inference_logits(view, weights.statistics_count)
+    expected = network.inference_logits(view)
     np.testing.assert_allclose(logits[i : i + 1], expected, atol=1e-6)
 
 

@@ -20,10 +20,13 @@ def _model():
 
 
 class _Network:
-  """Returns the count that it is given as logits."""
+  """Returns the count of its weights as logits."""
 
-  def inference_logits(self, images, statistics_count):
-    return images * statistics_count
+  def __init__(self, weights):
+    self._count = weights.statistics_count
+
+  def inference_logits(self, images):
+    return images * self._count
 
 
 def test_replacements_keep_the_rest():
@@ -45,7 +48,7 @@ def test_prediction_by_a_set():
   assert teacher.weights(model) is model.sets['teacher']
   for way, expected in ((own, 1.0), (teacher, 2.0)):
     np.testing.assert_array_equal(
-      way.logits(_Network(), model, images), [[expected]]
+      way.logits(_Network(way.weights(model)), model, images), [[expected]]
     )
   with pytest.raises(hparams.UsageError, match="no such set.*mean 'teacher'"):
     server_model.set_prediction('techer').weights(model)

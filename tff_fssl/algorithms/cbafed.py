@@ -304,7 +304,6 @@ class CbaFed(base.Algorithm):
       client.networks.model,
       views,
       lambda batch, _: batch,
-      client.weights.statistics_count,
       batch_size,
     )
     return tf.nn.softmax(logits), {'view': views}

@@ -137,13 +137,6 @@ class TsServerEma(base.Algorithm):
     """Gives clients the teacher."""
     return {TEACHER: base.AuxiliaryNetwork(TEACHER)}
 
-  def prepare(self, client: base.Client) -> base.Prepared:
-    """Keeps the count that says whether the teacher has statistics."""
-    teacher = client.received[TEACHER]
-    return base.Prepared(
-      constants={'statistics_count': teacher.statistics_count}
-    )
-
   def unlabeled_loss(
     self, networks: base.Networks, batch: base.Batch
   ) -> base.Loss:
@@ -170,9 +163,7 @@ class TsServerEma(base.Algorithm):
     self, networks: base.Networks, batch: base.Batch
   ) -> tf.Tensor:
     """Predicts weak views by the teacher, as in evaluation: float32 [B, C]."""
-    logits = networks[TEACHER].inference_logits(
-      batch.unlabeled.views['weak'], batch.prepared['statistics_count']
-    )
+    logits = networks[TEACHER].inference_logits(batch.unlabeled.views['weak'])
     return tf.nn.softmax(logits)
 
   def update(

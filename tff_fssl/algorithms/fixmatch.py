@@ -13,8 +13,8 @@ In a round:
 3.  The server averages. With labels at the server, it then trains on them.
 
 With `pseudo_labels_by=received`, the model as the client received it predicts
-the weak views, in evaluation mode: GPL of SAGE's and ProxyFL's tables, in which
-`local` is LPL.
+the weak views, in evaluation mode (global pseudo-labels, GPL, in SAGE's and
+ProxyFL's tables; the default is their LPL).
 
 Deviations: batch norm sees weak, strong and labelled views as separate batches,
 unless `joint_batch` is set (FixMatch interleaves them on its accelerators).
@@ -33,8 +33,6 @@ from tff_fssl.lazy import tf
 from tff_fssl.semisup import pseudo_labels
 
 _LOCAL, _RECEIVED = 'local', 'received'
-# The prepared constant: the count of examples behind the received statistics.
-_COUNT = 'count'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +82,6 @@ class FixMatch(base.Algorithm):
     is_needed = self.pseudo_labels_by == _RECEIVED
     return {_RECEIVED: base.AuxiliaryNetwork()} if is_needed else {}
 
-  def prepare(self, client: base.Client) -> base.Prepared:
-    """Keeps the count by which the copy's batch norm has statistics or not."""
-    if self.pseudo_labels_by == _LOCAL:
-      return base.Prepared()
-    return base.Prepared(constants={_COUNT: client.weights.statistics_count})
-
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
     """Differentiates both losses, or the joint one."""
     if self.joint_batch and base.UNLABELED in batch.streams:
@@ -101,8 +93,9 @@ class FixMatch(base.Algorithm):
   ) -> base.Loss:
     """Computes the cross-entropy of strong views with pseudo-labels (eq. 4)."""
     examples = batch.unlabeled
-    weak = self._received_logits(networks, batch)
-    if weak is None:
+    if self.pseudo_labels_by == _RECEIVED:
+      weak = networks[_RECEIVED].inference_logits(examples.views['weak'])
+    else:
       weak = examples.logits(networks.model, 'weak')
     return self._loss(weak, examples.logits(networks.model, 'strong'), examples)
 
@@ -110,26 +103,15 @@ class FixMatch(base.Algorithm):
     self, networks: base.Networks, batch: base.Batch
   ) -> base.Loss:
     """Computes the loss of a batch whose views are predicted in one pass."""
-    local, strong, *labeled = joint_pass.logits(networks.model, batch)
-    weak = self._received_logits(networks, batch)
-    loss, metrics = self._loss(
-      local if weak is None else weak, strong, batch.unlabeled
-    )
+    weak, strong, *labeled = joint_pass.logits(networks.model, batch)
+    examples = batch.unlabeled
+    if self.pseudo_labels_by == _RECEIVED:
+      weak = networks[_RECEIVED].inference_logits(examples.views['weak'])
+    loss, metrics = self._loss(weak, strong, examples)
     if labeled:
       entropy, more = base.cross_entropy_loss(labeled[0], batch.labeled)
       loss, metrics = loss + entropy, {**metrics, **more}
     return loss, metrics
-
-  def _received_logits(
-    self, networks: base.Networks, batch: base.Batch
-  ) -> tf.Tensor | None:
-    """Predicts weak views by the received model. None: the local one does."""
-    if self.pseudo_labels_by == _LOCAL:
-      return None
-    logits: tf.Tensor = networks[_RECEIVED].inference_logits(
-      batch.unlabeled.views['weak'], batch.prepared[_COUNT]
-    )
-    return logits
 
   def _loss(
     self, weak: tf.Tensor, strong: tf.Tensor, examples: base.BatchExamples

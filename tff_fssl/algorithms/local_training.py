@@ -83,7 +83,7 @@ class _Alone(base.Algorithm):
     """Keeps the model, with statistics of the client's examples (3 and 4)."""
     del metrics
     network = client.networks.model
-    weights = network.weights_now(client.weights.statistics_count)
+    weights = network.weights_now()
     if network.is_static:
       # Other statistics are part of the trained weights.
       weights = statistics.renewed(

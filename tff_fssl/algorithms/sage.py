@@ -41,7 +41,6 @@ from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
 
 _GLOBAL = 'global'
-_COUNT = 'statistics_count'
 # The authors' constants against zeros in discrepancies and in logarithms.
 _LEAST, _TINY = 1e-6, 1e-10
 
@@ -126,10 +125,6 @@ class Sage(base.Algorithm):
     """Declares the copy of the received model, which is not trained."""
     return {_GLOBAL: base.AuxiliaryNetwork()}
 
-  def prepare(self, client: base.Client) -> base.Prepared:
-    """Keeps the count by which the copy's batch norm has statistics or not."""
-    return base.Prepared(constants={_COUNT: client.weights.statistics_count})
-
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
     """Differentiates the joint loss of labelled and unlabelled examples."""
     return base.minimize(self._loss, networks, batch)
@@ -139,9 +134,7 @@ class Sage(base.Algorithm):
     examples = batch.unlabeled
     weak, strong, *labeled = joint_pass.logits(networks.model, batch)
     # As in evaluation, by the statistics that came with the model.
-    received = networks[_GLOBAL].inference_logits(
-      examples.views['weak'], batch.prepared[_COUNT]
-    )
+    received = networks[_GLOBAL].inference_logits(examples.views['weak'])
     targets, kept, metrics = self._targets(
       tf.nn.softmax(weak), tf.nn.softmax(received), examples
     )

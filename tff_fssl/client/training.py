@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -381,18 +381,16 @@ class LocalTraining:
         slot.assign(tf.zeros_like(slot))
     return _Initial(momentum, starts)
 
-  def weights_now(self, statistics_count: tf.Tensor) -> Weights:
-    """Reads the model's current weights, with this count of statistics."""
-    return self._networks.model.weights_now(statistics_count)
+  def weights_now(self) -> Weights:
+    """Reads the model's current weights."""
+    return self._networks.model.weights_now()
 
-  def auxiliary_weights(
-    self, started_from: Mapping[str, Weights]
-  ) -> dict[str, Weights]:
-    """Reads auxiliary networks, with the initial counts of their statistics."""
+  def auxiliary_weights(self, names: Collection[str]) -> dict[str, Weights]:
+    """Reads those auxiliary networks that have one of the names."""
     return {
-      name: network.weights_now(started_from[name].statistics_count)
+      name: network.weights_now()
       for name, network in self._networks.auxiliary.items()
-      if name in started_from
+      if name in names
     }
 
   def _prepare(

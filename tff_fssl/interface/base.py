@@ -80,9 +80,10 @@ class Stream(NamedTuple):
     partner_of: The name of another stream. Each of its examples gets a partner
       from this stream, drawn with replacement. With '' the stream has batches
       of its own, cut from seeded permutations of the examples.
-    episode: If not None, each batch is drawn anew from all examples. For
-      labelled examples, the numbers of examples of a class in each group: (1,
-      2) draws one support and two query examples. For unlabelled ones, ().
+    episode: None: batches are cut from permutations. Else each batch is an
+      episode, drawn anew from all examples: of each class of labelled ones, so
+      many for each group. (1, 2) draws one support and two query examples of
+      each class. For unlabelled examples, ().
   """
 
   views: Mapping[str, str]
@@ -251,7 +252,6 @@ class Client:
     """
     logits = inference.weak_logits(
       self.networks.model,
-      self.weights,
       self.unlabeled.x,
       self.views,
       self.seed,

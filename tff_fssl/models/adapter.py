@@ -125,6 +125,8 @@ class Network:
       for v in model.non_trainable_weights
       if v.value.ref() not in constants
     )
+    # Of the assigned weights: `Weights.statistics_count`.
+    self.statistics_count = tf.Variable(0.0, trainable=False)
     self._track_moving_averages = track_moving_averages
     self._recorded: list[BatchMoments] | None = None
     self._use_batch_moments = False
@@ -225,6 +227,7 @@ class Network:
       variable.assign(value)
     for name, variable in self.frozen_variables.items():
       variable.assign(self._frozen_values[name])
+    self.statistics_count.assign(weights.statistics_count)
 
   def initial_weights(self) -> Weights:
     """Returns the weights the model was built with, without statistics."""
@@ -235,12 +238,12 @@ class Network:
       tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
 
-  def weights_now(self, statistics_count: tf.Tensor) -> Weights:
-    """Returns the currently assigned weights, with this count of statistics."""
+  def weights_now(self) -> Weights:
+    """Returns the current weights."""
     return Weights(
       tuple(v.read_value() for v in self.trainable_variables),
       tuple(v.read_value() for v in self.non_trainable_variables),
-      statistics_count,
+      self.statistics_count.read_value(),
     )
 
   @property
@@ -382,18 +385,15 @@ class Network:
     return loss, self.gradients(tape, loss)
 
   def inference_logits(
-    self,
-    images: tf.Tensor,
-    statistics_count: tf.Tensor,
-    by_batch: tf.Tensor | None = None,
+    self, images: tf.Tensor, by_batch: tf.Tensor | None = None
   ) -> tf.Tensor:
     """Computes logits for evaluation, with batch norm statistics if any exist.
 
-    Without statistics, batch norm uses the moments of the batch.
+    If the assigned weights came without statistics, batch norm uses the moments
+    of the batch.
 
     Args:
       images: float32 [B, H, W, C].
-      statistics_count: `Weights.statistics_count` of the assigned weights.
       by_batch: bool scalar, whether batch norm uses the moments of the batch in
         any case. None: no.
 
@@ -401,7 +401,7 @@ class Network:
       float32 [B, C].
     """
     if self.is_static:
-      missing = statistics_count <= 0.0
+      missing = self.statistics_count <= 0.0
       by_batch = missing if by_batch is None else missing | by_batch
     if by_batch is None or not self.batch_norm_layers:
       return self.logits(images, training=False)

@@ -319,11 +319,9 @@ class Passes:
     def measure(
       client_id: tf.Tensor, results: tf.TensorArray
     ) -> tf.TensorArray:
-      weights = member(client_id)
-      logits_fn = lambda batch: self.network.inference_logits(
-        batch, weights.statistics_count
+      measured = self.measure(
+        member(client_id), self.network.inference_logits, images, labels
       )
-      measured = self.measure(weights, logits_fn, images, labels)
       return results.write(client_id, tf.stack(measured))
 
     results = loops.fold(measure, results, end=num_clients)

@@ -9,7 +9,6 @@ from tff_fssl import seeds
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
-from tff_fssl.models.weights import Weights
 
 
 def num_batches(
@@ -27,7 +26,6 @@ def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
 
 def weak_logits(
   network: adapter.Network,
-  weights: Weights,
   images: tf.Tensor,
   views: augment.Views,
   seed: tf.Tensor,
@@ -38,8 +36,7 @@ def weak_logits(
   """Computes logits of one weak view of every image, in inference mode.
 
   Args:
-    network: The network, to which `weights` must already be assigned.
-    weights: The weights. Only `statistics_count` is read.
+    network: The network, with its weights.
     images: [N, ...] as stored, N >= 0.
     views: The preprocessing.
     seed: int32 [2], seed of the views.
@@ -53,7 +50,6 @@ def weak_logits(
     network,
     images,
     lambda batch, i: views.weak(batch, seeds.fold_in(seed, i)),
-    weights.statistics_count,
     batch_size,
     own_moments=own_moments,
   )
@@ -63,7 +59,6 @@ def outputs(
   network: adapter.Network,
   images: tf.Tensor,
   make_view: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-  statistics_count: tf.Tensor,
   batch_size: int,
   *,
   own_moments: bool = False,
@@ -74,7 +69,6 @@ def outputs(
     network: The network, with its weights.
     images: [N, ...] as stored, N >= 0.
     make_view: (stored images, number of the batch) -> the network's inputs.
-    statistics_count: See `Network.inference_logits`.
     batch_size: Images in a batch.
     own_moments: Whether batch norm takes the moments of each batch. It does not
       for a single image, whose own moments would normalize it to 0.
@@ -100,7 +94,7 @@ def outputs(
     i: tf.Tensor, rows: slice, results: tf.TensorArray
   ) -> tf.TensorArray:
     batch = make_view(images[rows], i)
-    logits = network.inference_logits(batch, statistics_count, by_batch)
+    logits = network.inference_logits(batch, by_batch)
     return results.write(i, logits)
 
   results = loops.fold_batches(infer, results, size=size, batch_size=batch_size)
@@ -110,7 +104,6 @@ def outputs(
 def plain_probs(
   network: adapter.Network,
   images: tf.Tensor,
-  statistics_count: tf.Tensor,
   views: augment.Views,
   batch_size: int,
 ) -> tf.Tensor:
@@ -119,7 +112,6 @@ def plain_probs(
   Args:
     network: The network, with its weights.
     images: [N, ...] as stored, N >= 0.
-    statistics_count: See `Network.inference_logits`.
     views: The preprocessing.
     batch_size: Images in a batch.
 
@@ -130,7 +122,6 @@ def plain_probs(
     network,
     images,
     lambda batch, i: views.plain(batch),
-    statistics_count,
     batch_size,
   )
   return tf.nn.softmax(logits)

@@ -96,9 +96,7 @@ class Prediction(NamedTuple):
 
   weights: WeightsOf = own_weights
   logits: Callable[[adapter.Network, ServerModel, tf.Tensor], tf.Tensor] = (
-    lambda network, model, images: network.inference_logits(
-      images, model.statistics_count
-    )
+    lambda network, model, images: network.inference_logits(images)
   )
   also: Mapping[str, Prediction] = {}
   member: Callable[[ServerModel, Any, tf.Tensor], Weights] | None = None

@@ -248,7 +248,7 @@ def build_local_model(
       model = server_model.ServerModel(*state.global_model_weights)
       received = part.read_message(make_message(state, round_num), data)
       _, finite = part.train(local, received, data, round_num)
-      learnt = model.replace_weights(local.weights_now(model.statistics_count))
+      learnt = model.replace_weights(local.weights_now())
       learnt = learnt.replace_sets(**local.auxiliary_weights(model.sets))
       images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
       learnt = own_statistics(learnt, images)

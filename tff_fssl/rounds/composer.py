@@ -260,7 +260,7 @@ def _build_keep_unless(
   """Builds `<S, S, bool> -> S`, which discards a round that does not count.
 
   It takes the states before and after the round. It restores the old model, the
-  state of the finalizer and, unless it `keeps_aggregator`, of the aggregator.
+  finalizer's state, and that of the aggregator, unless it `keeps_aggregator`.
   It does not restore the exchange's table, to which such a round adds no rows.
   """
 

@@ -317,12 +317,12 @@ class _Evaluation:
     ways = collections.OrderedDict()
     for name, way in _ways(self.prediction).items():
       weights = way.weights(model)
-      logits_fn = functools.partial(way.logits, network, model)
+      logits_fn: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
+        way.logits, network, model
+      )
       if way.member is not None:
         weights = way.member(model, table, data['client_id'])
-        logits_fn = functools.partial(
-          _own_logits, network, weights.statistics_count
-        )
+        logits_fn = network.inference_logits
       correct, loss = passes.count_correct(
         weights, logits_fn, x, y, self.num_classes, client_accuracy.MAX_LOSS
       )
@@ -337,12 +337,6 @@ def _ways(
   prediction: server_model.Prediction,
 ) -> Mapping[str, server_model.Prediction]:
   return {client_accuracy.MAIN: prediction, **prediction.also}
-
-
-def _own_logits(
-  network: adapter.Network, statistics_count: tf.Tensor, images: tf.Tensor
-) -> tf.Tensor:
-  return network.inference_logits(images, statistics_count)
 
 
 def _sort_names(value: Any) -> Any:

@@ -236,8 +236,7 @@ class FedCon(base.Algorithm):
     del metrics
     if not self.keeps_state:
       return base.ClientOutput()
-    count = client.weights.statistics_count
-    kept = (client.networks[n].weights_now(count) for n in (TARGET, PROJECTOR))
+    kept = (client.networks[n].weights_now() for n in (TARGET, PROJECTOR))
     return base.ClientOutput(own_models.make_row(tuple(kept)))
 
   def exchange(self) -> exchange_lib.BuildExchange | None:

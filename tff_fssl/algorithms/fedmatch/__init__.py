@@ -28,9 +28,9 @@ The server predicts with psi only where |psi| > psi_threshold. With
 
 docs/algorithms/fedmatch.md lists the differences of paper, authors' code and
 this code. Decided here:
-*   The server's model changes by the elements that are sent, so that no element
-    that S2C skips is averaged in. The authors' code sends whole models, and
-    only counts such elements.
+*   The server's model changes by the elements that are sent. An element that
+    the server has not sent to a client (S2C, server to client) is not averaged
+    in. The authors' code sends whole models, and only counts such elements.
 *   The loss that drives a client's rate is the loss of its batches before it
     learns from them, since the authors' validation data would not exist.
 *   With labels at the server, the model is evaluated after the server's

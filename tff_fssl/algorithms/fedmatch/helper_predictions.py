@@ -48,7 +48,6 @@ def predict(
           inference.plain_probs(
             model,
             client.unlabeled.x,
-            client.weights.statistics_count,
             client.views,
             batch_size,
           )
@@ -188,9 +187,7 @@ def embedding(client: base.Client) -> tf.Tensor:
   else:
     values = draw_noise(shape.num_elements()).reshape([1, *shape])
     inputs = client.views.plain(tf.cast(tf.constant(values), dtype))
-  logits = client.networks.model.inference_logits(
-    inputs, client.weights.statistics_count
-  )
+  logits = client.networks.model.inference_logits(inputs)
   return tf.nn.softmax(logits)[0]
 
 

@@ -28,19 +28,19 @@ In a round:
 
 Differences of paper (P) and code (C), with reasons in
 docs/algorithms/protofssl.md:
-1   The distance is Euclidean in P. In C it is squared, mean over dimensions,
+*   The distance is Euclidean in P. In C it is squared, mean over dimensions,
     which is the default (`--protofssl.variant=paper`: Euclidean).
-2   p is a label in P, which is the default. Gradients flow through it in C
+*   p is a label in P, which is the default. Gradients flow through it in C
     (`--protofssl.variant=code`).
-3,4 FedProx and L2 have no gradient in C. Here they have one
+*   FedProx and L2 have no gradient in C. Here they have one
     (`--proximal_strength`, `--weight_decay`).
-5   Clients are weighed by examples in P (`--client_weighting=examples`). They
+*   Clients are weighed by examples in P (`--client_weighting=examples`). They
     are weighed equally in C, which is the default.
-6   sBN is static batch norm in P and here. In C it is batch norm without
+*   sBN is static batch norm in P and here. In C it is batch norm without
     memory.
-7   Convolutions have no biases in P and here. They have biases in C.
-10  RMSprop starts anew in each round. In C, all clients share its memory.
-12  A class that a client lacks is excluded from the softmax. In C its distance
+*   Convolutions have no biases in P and here. They have biases in C.
+*   RMSprop starts anew in each round. In C, all clients share its memory.
+*   A class that a client lacks is excluded from the softmax. In C its distance
     is 1e18. A helper that lacks it takes the mean of the other helpers. The
     model predicts by helpers of the last cohort, in C of the last two.
 
@@ -419,10 +419,8 @@ class ProtoFssl(base.Algorithm):
       model,
       client.labeled.x,
       lambda images, i: client.views.plain(images),
-      # Static batch norm takes the examples' own moments: the statistics that
-      # the client received are those of the network before training.
-      client.weights.statistics_count,
       self.round.statistics_batch_size,
+      # The received statistics are those of the network before training.
       own_moments=model.is_static,
     )
     return prototypes_lib.class_sums(

@@ -356,7 +356,7 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
     model: server_model.ServerModel,
     images: tf.Tensor,
   ) -> tf.Tensor:
-    embeddings = network.inference_logits(images, model.statistics_count)
+    embeddings = network.inference_logits(images)
     predicted = prototypes_lib.mean_probs(
       embeddings, **model.sets[_SET], distance=distance
     )

@@ -59,7 +59,6 @@ NONE, GPT, ONE_STEP = 'none', 'gpt', 'one_step'
 GLOBAL, LOCAL = 'global', 'local'
 TRUTH, RELEASED = 'truth', 'released'
 _RECEIVED = 'received'
-_COUNT = 'statistics_count'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,12 +217,9 @@ class ProxyFl(base.Algorithm):
     }
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Keeps the frequencies, and the count of the received statistics."""
+    """Keeps the frequencies of classes."""
     return base.Prepared(
-      constants={
-        table_lib.PRIOR: client.received[table_lib.PRIOR],
-        _COUNT: client.weights.statistics_count,
-      }
+      constants={table_lib.PRIOR: client.received[table_lib.PRIOR]}
     )
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
@@ -277,9 +273,7 @@ class ProxyFl(base.Algorithm):
   ) -> tf.Tensor:
     """Predicts weak views by G, as in evaluation: float32 [B, C]."""
     return tf.nn.softmax(
-      networks[_RECEIVED].inference_logits(
-        examples.views['weak'], batch.prepared[_COUNT]
-      )
+      networks[_RECEIVED].inference_logits(examples.views['weak'])
     )
 
   def _is_kept(self, local: tf.Tensor, received: tf.Tensor) -> tf.Tensor:
@@ -379,7 +373,6 @@ class ProxyFl(base.Algorithm):
       tf.nn.softmax(
         inference.weak_logits(
           network,
-          client.weights,
           client.unlabeled.x,
           client.views,
           client.seed,

@@ -58,6 +58,7 @@ class ServingModel(tf.Module):
       *self.network.trainable_variables,
       *self.network.non_trainable_variables,
       *self.network.frozen_variables.values(),
+      self.network.statistics_count,
     ]
     spec = {
       data_names.IMAGES: tf.TensorSpec(
