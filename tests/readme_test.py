@@ -36,7 +36,8 @@ def _block(readme, language):
 
 def _figures(text):
   """The numbers of a printed evaluation, by name."""
-  found = re.findall(r"\('(\w+)', ([\d.]+)\)", text)
+  # Python 3.12 prints an OrderedDict in another form.
+  found = re.findall(r"'(\w+)'[,:] ([\d.]+)", text)
   return {name: float(value) for name, value in found}
 
 

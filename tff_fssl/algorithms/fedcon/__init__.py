@@ -236,7 +236,12 @@ class FedCon(base.Algorithm):
     del metrics
     if not self.keeps_state:
       return base.ClientOutput()
-    kept = (client.networks[n].weights_now() for n in (TARGET, PROJECTOR))
+    # Their statistics are gathered with the model's, and count as often.
+    count = client.weights.statistics_count
+    kept = (
+      client.networks[name].weights_now()._replace(statistics_count=count)
+      for name in (TARGET, PROJECTOR)
+    )
     return base.ClientOutput(own_models.make_row(tuple(kept)))
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
