@@ -45,10 +45,9 @@ from tff_fssl.semisup import frequencies
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
 
-# Values of --feddb.weights, --feddb.app_u and --feddb.statistics.
+# Values of --feddb.weights and --feddb.app_u.
 COHORT, LAST_MEAN, UNIFORM = 'cohort', 'last_mean', 'uniform'
 TRAINING, START = 'training', 'start'
-OWN, RECEIVED = 'own', 'received'
 # Names of the values that travel.
 _APP_U, _MEAN, _CHANGE = 'app_u', 'mean_app_u', 'change'
 # The search for weights (authors' code): the rate 1 times 1 + 0.9, since a new
@@ -115,13 +114,6 @@ class FedDb(base.Algorithm):
     ' uniform: client_weighting decides.',
     choices=(COHORT, LAST_MEAN, UNIFORM),
   )
-  statistics: str = hparam(
-    OWN,
-    'What batch norm normalizes by in predictions for APP-U and pseudo-labels.'
-    " own: the client's own unlabelled examples (authors' code); received: the"
-    ' statistics of the model (ours).',
-    choices=(OWN, RECEIVED),
-  )
   app_u: str = hparam(
     TRAINING,
     "The APP-U that is sent. training: it follows the predictions of the steps'"
@@ -151,9 +143,7 @@ class FedDb(base.Algorithm):
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Computes APP-U, and debiased pseudo-labels (step 2)."""
-    probs = client.predict(
-      self.round.statistics_batch_size, own_moments=self.statistics == OWN
-    )
+    probs = client.predict(self.round.statistics_batch_size, own_moments=True)
     app_u = _mean(probs, tf.ones_like(probs[:, 0]))
     debiased = debias(probs, app_u) if self.debias else probs
     labels = thresholds.pseudo_labels(debiased)
