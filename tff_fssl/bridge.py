@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tff_fssl.hparams import UsageError
 
 if TYPE_CHECKING:
-  # Loading these takes as long as all the rest of `import tff_fssl`.
+  # Only annotations need these, and they load slowly.
   import importlib.abc
   import importlib.machinery
 

@@ -26,10 +26,9 @@ def _open(folder, make=None, images=None, most=8):
     return len(images), 3, {'names': ['é']}
 
   cached = image_cache.find(str(folder), _KEY)
-  if cached is None:
-    image_cache.make(str(folder), _KEY, _SHAPE, most, make or make_all)
-    cached = image_cache.find(str(folder), _KEY)
-  return cached
+  if cached is not None:
+    return cached
+  return image_cache.make(str(folder), _KEY, _SHAPE, most, make or make_all)
 
 
 def _must_not_make(put):

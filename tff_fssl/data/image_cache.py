@@ -85,8 +85,11 @@ def find(folder: str, key: str) -> Cached | None:
     UsageError: If they are damaged.
   """
   path = os.path.join(folder, key)
-  if not os.path.lexists(path):
-    return None
+  return _open(path) if os.path.lexists(path) else None
+
+
+def _open(path: str) -> Cached:
+  """Opens a folder of decoded images, or raises `UsageError`."""
   try:
     index = files.read_json(os.path.join(path, _INDEX))
     images = _map(os.path.join(path, _IMAGES), tuple(index['shape']))
@@ -103,7 +106,7 @@ def find(folder: str, key: str) -> Cached | None:
 
 def make(
   folder: str, key: str, shape: tuple[int, ...], most: int, put_all: Make
-) -> None:
+) -> Cached:
   """Makes decoded images, unless another program has made them meanwhile.
 
   Args:
@@ -112,6 +115,9 @@ def make(
     shape: (height, width, channels).
     most: The greatest number of images, for which space is reserved.
     put_all: Puts the images.
+
+  Returns:
+    The images.
 
   Raises:
     UsageError: If the disk refuses.
@@ -123,6 +129,7 @@ def make(
       if not os.path.lexists(path):
         _remove_leftovers(folder)
         _make(path, shape, most, put_all)
+  return _open(path)
 
 
 @contextlib.contextmanager

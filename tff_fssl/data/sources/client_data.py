@@ -57,7 +57,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
   if last and os.path.isfile(file):
     root, choice = file, last
   try:
-    states = images.file_states(iter([root]))
+    states = images.file_states([root])
   except UsageError as error:
     raise UsageError(f'--dataset={name}: {error}') from error
   return images.Found(

@@ -1,7 +1,14 @@
 """Decoding of a data set's images, once, for the readers of all formats."""
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 import dataclasses
 import itertools
 import os
@@ -208,7 +215,7 @@ def find(found: Found) -> ImagesInfo:
   return info
 
 
-def file_states(paths: Iterator[str]) -> tuple[tuple[str, int, int], ...]:
+def file_states(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
   """Returns (path, size, time) of each file, or raises `files.FileError`."""
 
   def state(path):
@@ -374,8 +381,7 @@ def decode(found: Found) -> Decoded:
       raise UsageError(f'--dataset={found.name}: {error}') from error
     form = pictures.Form(shape, settings.resize)
     put_all = lambda put: _decode(found, rows, form, put)
-    image_cache.make(folder, key, shape, rows.most, put_all)
-    cached = cast(image_cache.Cached, image_cache.find(folder, key))
+    cached = image_cache.make(folder, key, shape, rows.most, put_all)
   return _load_cached(found, cached)
 
 

@@ -2,7 +2,7 @@
 
 Optuna draws the values of trials, prunes them and keeps them in its journal. A
 trial trains with each seed, one after another. Each of these runs is the
-training program in a folder of its own, and goes on by its own checkpoint.
+training program in a folder of its own, and resumes from its own checkpoint.
 
 A sweep's folder:
 
@@ -203,7 +203,9 @@ class Sweep:
 
   def run(self, trial: int, seed: int) -> str:
     """Returns the folder of a trial's run with a seed."""
-    return os.path.join(self.folder, 'trials', f'{trial:03}', f'seed{seed}')
+    return os.path.join(
+      self.folder, output_tree.TRIALS, f'{trial:03}', f'seed{seed}'
+    )
 
   @property
   def grid(self) -> list[dict[str, Any]]:
@@ -662,13 +664,15 @@ class Sweeper:
     num_reported = 0
     while process.poll() is None and self.stop.signal is None:
       await asyncio.sleep(_POLL_SECS)
+      if judged is None:
+        continue
       with contextlib.suppress(UsageError):  # The run itself will say so.
         rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
         values = csv_table.column(rows, summary.VALIDATION_ACCURACY)
         for row, value in list(zip(rows, values))[num_reported:]:
           num_reported += 1
           round_num = int(row[csv_table.KEY])
-          if judged is None or round_num < 1 or not math.isfinite(value):
+          if round_num < 1 or not math.isfinite(value):
             continue
           judged.report(value, round_num)
           if judged.should_prune():

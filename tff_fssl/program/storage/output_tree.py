@@ -84,6 +84,8 @@ _SEED_NOTE = """
 Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
+# A sweep's runs are in its folder TRIALS/N/seedS.
+TRIALS = 'trials'
 
 
 class PathInside:
@@ -281,7 +283,7 @@ class OutputTree(LockedFolder):
     """
     parts = ['', '', '', *os.path.abspath(self.path).split(os.sep)]
     *_, sweep, trials, trial, run = parts
-    return f'{sweep}/{trial}/{run}' if trials == 'trials' else run
+    return f'{sweep}/{trial}/{run}' if trials == TRIALS else run
 
   def open(self, config: config_lib.Config, *, restart: bool = False) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
