@@ -12,7 +12,9 @@ _CHILD = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print('ready', flush=True)
-time.sleep(600)
+# A signal just before a sleep is handled only after it: many short ones.
+for _ in range(6_000):
+  time.sleep(0.1)
 """
 _PARENT = """
 import signal, sys, time
