@@ -117,8 +117,8 @@ def test_it_installs_without_make(wheel, repository, tmp_path):
   )
   if known.returncode:
     pytest.skip('no package index')
-  # The commands of docs/installing.md.
-  page = (repository / 'docs' / 'installing.md').read_text()
+  # The commands of docs/getting_started.md.
+  page = (repository / 'docs' / 'getting_started.md').read_text()
   assert f'    pip install {wheel.name}\n    {bridge.INSTALL_TFF}\n' in page
   for line in (f'pip install --quiet {wheel}', bridge.INSTALL_TFF):
     subprocess.run([*pip, *line.split()[1:]], cwd=tmp_path, check=True)

@@ -27,7 +27,7 @@ Under `--aggregator=secure` and `dp`, clients report nothing: of the columns \
 `client_work/train/...`, only `num_clients` is there.
 
 This page is made from the declarations of the metrics, by `python \
-tools/update_metrics.py`. [A metric of your own](extending_more.md#a-metric) \
+tools/update_metrics.py`. [A metric of your own](extending.md#a-metric) \
 is declared in the same way.
 """
 _HEADINGS = {

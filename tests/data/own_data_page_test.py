@@ -1,4 +1,4 @@
-"""docs/own_images.md and docs/own_data.md run as they stand."""
+"""docs/own_data.md runs as it stands."""
 
 import re
 import shlex
@@ -22,8 +22,7 @@ _SPLITS = ('train', 'test')
 
 @pytest.fixture(name='page')
 def _page(repository):
-  pages = ('own_images.md', 'own_data.md')
-  return ''.join((repository / 'docs' / name).read_text() for name in pages)
+  return (repository / 'docs' / 'own_data.md').read_text()
 
 
 def _python(page):

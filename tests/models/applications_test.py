@@ -40,8 +40,8 @@ def _pixels(x, seed=None):
 
 
 def _rows(repository):
-  """The rows of the table in docs/keras_networks.md, by network."""
-  page = repository / 'docs' / 'keras_networks.md'
+  """The rows of the table in docs/models.md, by network."""
+  page = repository / 'docs' / 'models.md'
   rows = [
     [cell.strip() for cell in line.strip('|').split('|')]
     for line in page.read_text(encoding='utf-8').splitlines()
