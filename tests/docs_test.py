@@ -30,6 +30,7 @@ _GUIDES = [
 ] + ['docs/algorithms/index.md']
 _MAX_WORDS, _MAX_WORDS_OF_AN_ALGORITHM = 1400, 1650
 
+
 def _text(page):
   """A page without its code blocks."""
   path = _REPOSITORY / page
@@ -40,9 +41,11 @@ def _text(page):
     text = '\n'.join(''.join(source) for source in prose)
   return re.sub(r'(?ms)^```.*?^```', '', text)
 
+
 def _anchor(heading):
   """The anchor of a heading that no heading before it has."""
   return re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
+
 
 def _anchors(page):
   """The anchors that GitHub gives to a page's headings."""
@@ -56,8 +59,10 @@ def _anchors(page):
     anchors.add(unique)
   return anchors
 
+
 def _links(page):
   return re.findall(r'\]\(([^)\s]+)\)', _text(page))
+
 
 @pytest.mark.parametrize('page', _PAGES)
 def test_links_resolve(page):
@@ -72,6 +77,7 @@ def test_links_resolve(page):
     if anchor:
       assert anchor in _anchors(target.relative_to(_REPOSITORY)), link
 
+
 def test_the_guide_lists_every_page_once():
   pages = [p for p in _PAGES if p.startswith('docs/') and p != 'docs/index.md']
   lines = [
@@ -82,6 +88,7 @@ def test_the_guide_lists_every_page_once():
   linked = [f'docs/{link}' for (link,) in linked if not link.startswith('..')]
   assert sorted(linked) == pages
 
+
 @pytest.mark.parametrize('page', _GUIDES)
 def test_guides_begin_with_an_aim_and_a_command(page):
   text = (_REPOSITORY / page).read_text(encoding='utf-8')
@@ -89,6 +96,7 @@ def test_guides_begin_with_an_aim_and_a_command(page):
   assert title.startswith('# ')
   assert re.match(r'With this (page|guide) you ', aim)
   assert re.search(r'(?m)^(    |```)', '\n\n'.join(rest[:3]))
+
 
 @pytest.mark.parametrize('page', [p for p in _PAGES if p[:5] == 'docs/'])
 def test_pages_are_short(page):
@@ -101,6 +109,7 @@ def test_pages_are_short(page):
     text = re.sub(r'(?m)^\|.*$', '', text)
   # Bars between cells are no words.
   assert len(re.findall(r'\S*\w\S*', text)) <= most
+
 
 _ALGORITHMS = 'docs/algorithms/index.md'
 # The headings of a page for an algorithm, in order.
@@ -129,6 +138,7 @@ _OWN_FIGURES = (
   'sage',
 )
 
+
 def _pages_of_algorithms():
   """Page -> the algorithms that the table of all algorithms links to it."""
   pages = {}
@@ -137,7 +147,9 @@ def _pages_of_algorithms():
     pages.setdefault(page, []).extend(re.findall(r'`(\w+)`', names))
   return pages
 
+
 _OF_ALGORITHMS = sorted(_pages_of_algorithms())
+
 
 def _commands(page):
   """The commands of a page: program, arguments."""
@@ -146,6 +158,7 @@ def _commands(page):
     r'(?m)^ +(?:\.venv/bin/)?python programs/(\w+)\.py *(.*)$', text
   )
   return [(name, shlex.split(rest, comments=True)) for name, rest in found]
+
 
 @functools.cache
 def _flags(program):
@@ -156,10 +169,12 @@ def _flags(program):
     names |= _flags('train')  # They take these, too.
   return names | {'flagfile', 'help', 'helpfull'}
 
+
 # What stands for a reader's own flags.
 _FURTHER = ('...', '--flagfile=...')
 _VALUES = {'${a}': 'fl2', '$a': 'fl2', '$seed': '0'}
 _USUAL = '--flagfile=configs/quickstart.flags'
+
 
 @pytest.mark.parametrize('page', [p for p in _PAGES if p.endswith('.md')])
 def test_commands_are_accepted(page):
@@ -181,6 +196,7 @@ def test_commands_are_accepted(page):
     if program == 'algorithms':
       assert set(argv) <= set(registry.REGISTRY)
 
+
 def test_the_page_of_runs_names_every_file_of_a_run():
   table = _text('docs/runs.md').partition('## The folder')[2]
   table = table.partition('\n## ')[0]
@@ -194,6 +210,7 @@ def test_the_page_of_runs_names_every_file_of_a_run():
   for names in paths:
     assert re.search(rf'[`/]{re.escape(names[-1])}[`/]', table), names
 
+
 @pytest.mark.parametrize('page', [p for p in _PAGES if p.endswith('.md')])
 def test_lists_begin_after_an_empty_line(page):
   """Without it, the site shows a paragraph, and GitHub a list."""
@@ -201,6 +218,7 @@ def test_lists_begin_after_an_empty_line(page):
   for before, line in zip(lines, lines[1:], strict=False):
     if re.match(r'(-|\d+\.) ', line) and before.strip():
       assert re.match(r' |#|(-|\d+\.) ', before), line
+
 
 def _sections(page):
   """Anchor -> the text of the section, without those below it."""
@@ -211,6 +229,7 @@ def _sections(page):
     for title, content in zip(parts[::2], parts[1::2], strict=True)
   }
 
+
 def _results(text):
   """The sections of docs/results/ that a text links to."""
   found = []
@@ -219,6 +238,7 @@ def _results(text):
     path = _REPOSITORY / page
     found.append(_sections(page)[anchor] if anchor else path.read_text())
   return ''.join(found)
+
 
 def test_figures_for_choosing_are_in_the_results():
   figures = 0
@@ -230,6 +250,7 @@ def test_figures_for_choosing_are_in_the_results():
       assert number in sections, (number, line)
     figures += len(numbers)
   assert figures > 50
+
 
 # Tests that run the Python of a page, or compare it with a file that they run.
 _RUN_BY = {
@@ -245,12 +266,14 @@ _RUN_BY = {
   'docs/tracking.md': 'program/reporting/loggers_test.py',
 }
 
+
 def _python(page):
   """The Python of a page, without blocks marked `<!-- Not run: REASON. -->`."""
   text = (_REPOSITORY / page).read_text(encoding='utf-8')
   return re.findall(
     r'(?ms)(?<!\.-->\n)^```python\n(.*?)```', text.replace('. -->', '.-->')
   )
+
 
 def test_the_python_of_every_page_is_run():
   pages = [p for p in _PAGES if p.endswith('.md') and _python(p)]
@@ -259,6 +282,7 @@ def test_the_python_of_every_page_is_run():
     test = (_REPOSITORY / 'tests' / file).read_text(encoding='utf-8')
     assert pathlib.PurePosixPath(page).name in test
 
+
 @pytest.mark.slow
 def test_the_program_for_those_who_come_runs(tmp_path):
   text = (_REPOSITORY / 'docs/coming_from.md').read_text(encoding='utf-8')
@@ -266,6 +290,7 @@ def test_the_program_for_those_who_come_runs(tmp_path):
   printed = page_code.run(code, _REPOSITORY, tmp_path)
   stated = re.search(r'prints about (0\.\d+)', text)[1]
   assert float(printed) == pytest.approx(float(stated), abs=0.1)
+
 
 @pytest.mark.parametrize(
   'pages',
@@ -289,11 +314,13 @@ def test_programs_of_pages_print_what_they_say(pages, tmp_path):
   for line in shown:
     assert f'\n    {line}\n' in text or f'prints `{line}`' in text, line
 
+
 def _parts(page):
   """Heading -> the text below it, code blocks included."""
   path = _REPOSITORY / 'docs' / 'algorithms' / f'{page}.md'
   parts = re.split(r'(?m)^## (.*)$', path.read_text(encoding='utf-8'))
   return {'': parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
 
 def _defaults(entry):
   """Flag -> its default with an algorithm, of all flags of a run."""
@@ -306,9 +333,11 @@ def _defaults(entry):
   defaults |= entry.run_defaults
   return {n: hparams.format_value(v) for n, v in defaults.items()}
 
+
 def test_every_algorithm_has_a_page():
   names = sorted(sum(_pages_of_algorithms().values(), []))
   assert names == sorted(registry.REGISTRY)
+
 
 @pytest.mark.parametrize('page', _OF_ALGORITHMS)
 def test_pages_of_algorithms_have_one_form(page):
@@ -320,6 +349,7 @@ def test_pages_of_algorithms_have_one_form(page):
     assert f'`--algorithm={name}`' in paper or f'`{name}`' in paper
   assert command.startswith('    python programs/train.py --')
   assert parts['A round'].lstrip().startswith(('```', 'Labels at the '))
+
 
 @pytest.mark.parametrize('page', _OF_ALGORITHMS)
 def test_pages_of_algorithms_have_all_flags(page):
@@ -344,6 +374,7 @@ def test_pages_of_algorithms_have_all_flags(page):
     assert all('.' in flag for flag in stated.keys() - defaults.keys())
   assert {flag for flag in stated if '.' in flag} == own
 
+
 @pytest.mark.parametrize('page', _OF_ALGORITHMS)
 def test_pages_of_algorithms_name_tests_that_exist(page):
   checked = _parts(page)['How it was checked']
@@ -355,6 +386,7 @@ def test_pages_of_algorithms_name_tests_that_exist(page):
     # A bare name stands in the folder of the one before.
     folder = folder if path.parent == pathlib.PurePosixPath() else path.parent
     assert (_REPOSITORY / folder / path.name).is_file(), file
+
 
 @pytest.mark.parametrize(
   'page', sorted(set(_OF_ALGORITHMS) - set(_OWN_FIGURES))

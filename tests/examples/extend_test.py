@@ -52,10 +52,7 @@ def _call():
 
 
 def test_the_page_shows_the_example(repository):
-  page = ''.join(
-    (repository / 'docs' / name).read_text()
-    for name in ('extending.md',)
-  )
+  page = (repository / 'docs' / 'extending.md').read_text()
   code = (repository / 'examples' / 'extend.py').read_text()
   blocks = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
   # Nothing else is in the file but its first docstring.
