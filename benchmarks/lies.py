@@ -44,7 +44,8 @@ _LIES = {
   'statistics': 'batch norm sums of absurd moments',
   'all': 'update times -10, the largest weight, absurd moments',
 }
-# The quick start's rates, batches and clipping for all: docs/results/robustness.md.
+# The quick start's rates, batches and clipping for all:
+# docs/results/robustness.md.
 _TEACHER = (
   '--max_gradient_norm=1 --proximal_strength=0 --server_optimizer_momentum=0.5'
 )
