@@ -112,7 +112,7 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   # The row of a round that was not saved, and a torn checkpoint.
   with open(run / 'metrics' / 'timing.csv', 'a') as file:
     file.write('2,1,1,1\n')
-  (run / 'checkpoints' / 'round_2.ckpt').write_bytes(b'tff_fssl checkpoint 2\n')
+  (run / 'checkpoints' / 'round_2.ckpt').write_bytes(b'torn')
   printed = _serve(app, data)
   assert 'is damaged; going back to round 1' in printed
   assert checkpoint.versions(str(run / 'checkpoints')) == [2, 3]

@@ -1,16 +1,14 @@
-"""Checkpoints: named arrays in a file that checks itself and knows its owner.
+"""Checkpoints: NPZ files that know their owner.
 
-    'tff_fssl checkpoint 2' and a line feed
-    length of the header, 8 bytes, little-endian
-    header, JSON: {"tff_fssl": version that wrote it,
-                   "name": name of the file, such as "round_4.ckpt",
-                   "owner": {"flags": {name: text}, "model": {kind: [weight]}},
-                   "leaves": [{"path", "kind", "dtype", "shape"}, ...]}
-    the leaves' bytes, in that order, C order, little-endian
-    SHA-256 of all of it, 32 bytes
+    header.json  {"tff_fssl": version that wrote it,
+                  "name": name of the file, such as "round_4.ckpt",
+                  "owner": {"flags": {name: text}, "model": {kind: [weight]}},
+                  "kinds": {path: "bytes" or "bfloat16"}}
+    PATH.npy     a leaf; `kinds` names those that NumPy's format cannot hold
 
-One file holds the whole state, so that a single rename makes it current. The
-file's name says of which round it is, so a file under another name is refused.
+The CRC-32 of each part tells whether it is whole. One file holds the whole
+state, so that a single rename makes it current. The file's name says of which
+round it is, so a file under another name is refused.
 
 Rows that a server keeps of each client are in files of their own, of the same
 format. A row, once written, is never changed: a client's row of another round
@@ -20,13 +18,15 @@ round, and a run that is killed and resumed has the rows that it had then.
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
-import hashlib
+import errno
+import io
 import json
-import math
 import os
 import re
-from typing import Any, BinaryIO
+from typing import Any
+import zipfile
 
 import numpy as np
 
@@ -37,19 +37,15 @@ from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 
-_FORMAT = 2
-_MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
-_ANY_MAGIC = re.compile(rb'tff_fssl checkpoint (\d{1,9})\n')
-_DIGEST_SIZE = hashlib.sha256().digest_size
-# A damaged length must not make the program allocate gigabytes.
-_LARGEST_HEADER = 2**26
+_HEADER = 'header.json'
+# What files of tff_fssl 0.5.0 and older begin with.
+_OLDER = b'tff_fssl checkpoint '
+_BYTES, _BFLOAT16 = 'bytes', 'bfloat16'
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
 _ROW_NAME = re.compile(
   r'client_(0|[1-9]\d{0,8})_round_([1-9]\d{0,8})\.row', re.ASCII
 )
 
-
-_LEAF_KINDS = ('array', 'bytes')
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
 # An error names so many differences, and counts the others.
 _NUM_SHOWN = 3
@@ -144,16 +140,12 @@ class Header:
   Attributes:
     version: Version of the tff_fssl that wrote it.
     owner: The run and the model that it belongs to.
-    leaves: Path, kind, dtype and shape of each leaf.
-    start: Offset at which the leaves' bytes begin.
-    size: Size of the whole file.
+    kinds: Path -> kind of each leaf that is not an array of its own dtype.
   """
 
   version: str
   owner: Owner
-  leaves: list[dict[str, Any]]
-  start: int
-  size: int
+  kinds: dict[str, str]
 
 
 def path_of(folder: str, version: int) -> str:
@@ -223,52 +215,56 @@ def encode(
     name: The name of its file. '': any, as in older versions.
 
   Yields:
-    Pieces of the file.
+    Pieces of the file, at most one leaf at a time.
 
   Raises:
     TypeError: If a leaf is something else.
   """
-  described, contents = [], []
+  arrays, kinds = {}, {}
   for path, value in leaves.items():
-    # NumPy would drop zero bytes at the end of a byte string.
-    kind = 'bytes' if isinstance(value, bytes) else 'array'
-    if kind == 'bytes':
-      array = np.frombuffer(value, np.uint8)
-    else:
-      # ascontiguousarray would turn scalars into vectors.
-      array = np.asarray(value, order='C')
-    if not _is_storable(array.dtype):
+    if isinstance(value, bytes):
+      # NumPy would drop zero bytes at the end of a byte string.
+      kinds[path], value = _BYTES, np.frombuffer(value, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.name == _BFLOAT16:
+      kinds[path], array = _BFLOAT16, array.view(np.uint16)
+    if array.dtype.kind not in 'biufc':
       raise TypeError(f'{path}: a checkpoint cannot hold {array.dtype}')
-    # The format is little-endian, whatever machine wrote the array.
-    if array.dtype.byteorder == '>':
-      array = array.astype(array.dtype.newbyteorder('<'))
-    described.append(
-      {
-        'path': path,
-        'kind': kind,
-        'dtype': array.dtype.name,
-        'shape': list(array.shape),
-      }
-    )
-    contents.append(array)
-  header = json.dumps(
-    {
-      'tff_fssl': tff_fssl.__version__,
-      'name': name,
-      'owner': owner.encode(),
-      'leaves': described,
-    }
-  ).encode()
-  digest = hashlib.sha256()
-  for piece in (_MAGIC, len(header).to_bytes(8, 'little'), header):
-    digest.update(piece)
-    yield piece
-  for array in contents:
-    if array.size:
-      content = array.reshape(-1).view(np.uint8).data
-      digest.update(content)
-      yield content
-  yield digest.digest()
+    arrays[path] = array
+  header = {
+    'tff_fssl': tff_fssl.__version__,
+    'name': name,
+    'owner': owner.encode(),
+    'kinds': kinds,
+  }
+  pieces = _Pieces()
+  with zipfile.ZipFile(pieces, 'w') as archive:  # type: ignore[call-overload]
+    # A ZipInfo has no time: equal states give equal files.
+    archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(header))
+    for path, array in arrays.items():
+      part = zipfile.ZipInfo(f'{path}.npy')
+      with archive.open(part, 'w', force_zip64=True) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+      yield from pieces.take()
+  yield from pieces.take()
+
+
+class _Pieces:
+  """A file for writing whose content is taken piece by piece."""
+
+  def __init__(self) -> None:
+    self._pieces: list[bytes] = []
+
+  def write(self, data: Any) -> int:
+    self._pieces.append(bytes(data))
+    return len(data)
+
+  def flush(self) -> None:
+    """Does nothing: `zipfile` needs it."""
+
+  def take(self) -> list[bytes]:
+    pieces, self._pieces = self._pieces, []
+    return pieces
 
 
 def read_header(path: str) -> Header:
@@ -285,8 +281,8 @@ def read_header(path: str) -> Header:
     ForeignError: If it is no checkpoint of this format, was renamed, or cannot
       be read.
   """
-  with _open(path) as file:
-    return _read_header(file, os.path.basename(path))
+  with _reading(path) as (_, header):
+    return header
 
 
 def read(path: str) -> dict[str, Any]:
@@ -303,34 +299,58 @@ def read(path: str) -> dict[str, Any]:
     ForeignError: If it is no checkpoint of this format, was renamed, or cannot
       be read.
   """
-  with _open(path) as file:
-    header = _read_header(file, os.path.basename(path))
-    file.seek(0)
-    content = file.read(header.size)
-  body = memoryview(content)[:-_DIGEST_SIZE]
-  # The whole file is checked before any leaf of it is believed.
-  if hashlib.sha256(body).digest() != content[-_DIGEST_SIZE:]:
-    raise DamagedError('it is truncated or damaged (checksum)')
+  leaves: dict[str, Any] = {}
+  with _reading(path) as (archive, header):
+    for name in archive.namelist():
+      if name == _HEADER:
+        continue
+      content = io.BytesIO(archive.read(name))
+      value = np.lib.format.read_array(content, allow_pickle=False)
+      leaf = name.removesuffix('.npy')
+      kind = header.kinds.get(leaf)
+      if kind == _BFLOAT16:
+        # NumPy knows it only after this import.
+        import ml_dtypes  # pylint: disable=import-outside-toplevel
+
+        value = value.view(ml_dtypes.bfloat16)
+      leaves[leaf] = value.tobytes() if kind == _BYTES else value
+  return leaves
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[tuple[zipfile.ZipFile, Header]]:
+  """Opens a checkpoint, and turns all errors into `CheckpointError`."""
   try:
-    return dict(_leaves(body, header))
-  except (ValueError, TypeError) as error:
-    raise DamagedError('it is damaged (its header)') from error
-
-
-def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
-  """Yields (path, value) of each leaf, or raises ValueError or TypeError."""
-  offset = header.start
-  for leaf in header.leaves:
-    dtype = _dtype(leaf['dtype'])
-    size = math.prod(leaf['shape']) * dtype.itemsize
-    # A copy is aligned and writable, and does not keep the file's bytes alive.
-    raw = np.frombuffer(body[offset : offset + size], np.uint8).copy()
-    value = raw.view(dtype).reshape(leaf['shape'])
-    yield (
-      leaf['path'],
-      value.tobytes() if leaf['kind'] == 'bytes' else value,
-    )
-    offset += size
+    file = files.open_binary(path)
+  except files.FileError as error:
+    raise ForeignError(error.reason) from error
+  with file:
+    try:
+      if file.read(len(_OLDER)) == _OLDER:
+        raise ForeignError(
+          'it has the former format, of tff_fssl 0.5.0 and older; continue the'
+          ' run with that version, or begin again with --restart'
+        )
+      with zipfile.ZipFile(file) as archive:
+        fields = json.loads(archive.read(_HEADER))
+        owner = Owner.decode(fields['owner'])
+        name, written_as = os.path.basename(path), str(fields['name'])
+        # A renamed file would pass off one round as another.
+        if written_as not in ('', name):
+          raise ForeignError(
+            f'it was written as {written_as!r}, and renamed; give it that name'
+            ' again'
+          )
+        yield archive, Header(str(fields['tff_fssl']), owner, fields['kinds'])
+    except CheckpointError:
+      raise
+    # NumPy, `zipfile` and decoders raise errors of many classes.
+    except Exception as error:  # pylint: disable=broad-except
+      if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        raise ForeignError(files.reason_of(error)) from error
+      raise DamagedError(
+        f'it is truncated or damaged ({files.first_line(error)})'
+      ) from error
 
 
 def read_own(path: str, owner: Owner) -> dict[str, Any]:
@@ -389,87 +409,6 @@ def read_latest(
     except ForeignError as error:
       raise ForeignError(f'{path}: {error}') from error
   raise CheckpointError(reason)
-
-
-def _open(path: str) -> BinaryIO:
-  try:
-    return files.open_binary(path)
-  except files.FileError as error:
-    raise ForeignError(error.reason) from error
-
-
-def _read_header(file: BinaryIO, name: str) -> Header:
-  """Reads the header of an open file, and checks the file's name and size."""
-  try:
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(len(_MAGIC) + 8)
-    # A file cut within the first bytes is truncated, not foreign.
-    if prefix[: len(_MAGIC)] != _MAGIC[: len(prefix)]:
-      match = _ANY_MAGIC.match(prefix)
-      if match:
-        raise ForeignError(
-          f'it has format {int(match[1])}, but this version of tff_fssl'
-          f' ({tff_fssl.__version__}) reads only format {_FORMAT}'
-        )
-      raise DamagedError('it is not a checkpoint of this program')
-    length = int.from_bytes(prefix[len(_MAGIC) :], 'little')
-    start = len(prefix) + length
-    if len(prefix) < len(_MAGIC) + 8:
-      raise DamagedError('it is truncated')
-    if start + _DIGEST_SIZE > size:
-      raise DamagedError('it is truncated or damaged (checksum)')
-    if length > _LARGEST_HEADER:
-      raise DamagedError('it is damaged (length of its header)')
-    text = file.read(length)
-  except OSError as error:
-    raise ForeignError(files.reason_of(error)) from error
-  try:
-    fields = json.loads(text)
-    owner = Owner.decode(fields['owner'])
-    leaves = fields['leaves']
-    end = start + sum(map(_leaf_size, leaves))
-    version = str(fields['tff_fssl'])
-    written_as = str(fields.get('name') or name)
-  except (ValueError, KeyError, TypeError, RecursionError) as error:
-    raise DamagedError('it is damaged (checksum)') from error
-  if end + _DIGEST_SIZE != size:
-    raise DamagedError(
-      'it is truncated or damaged'
-      f' (checksum; it has {size:,} bytes of {end + _DIGEST_SIZE:,})'
-    )
-  # A renamed file would pass off one round as another.
-  if written_as != name:
-    raise ForeignError(
-      f'it was written as {written_as!r}, and renamed; give it that name again'
-    )
-  return Header(version, owner, leaves, start, size)
-
-
-def _leaf_size(leaf: Mapping[str, Any]) -> int:
-  """Measures a leaf, or raises KeyError, TypeError or ValueError."""
-  path, kind, name = (leaf[key] for key in ('path', 'kind', 'dtype'))
-  if not (isinstance(path, str) and isinstance(name, str)):
-    raise TypeError('not text')
-  dtype, shape = _dtype(name), leaf['shape']
-  # `encode` writes no others: objects in a file would be pointers.
-  if kind not in _LEAF_KINDS or not _is_storable(dtype):
-    raise ValueError('of an unknown kind')
-  if not all(type(side) is int and side >= 0 for side in shape):
-    raise ValueError('not a shape')
-  return math.prod(shape) * dtype.itemsize
-
-
-def _is_storable(dtype: np.dtype) -> bool:
-  return dtype.kind in 'biufc' or dtype.name == 'bfloat16'
-
-
-def _dtype(name: str) -> np.dtype:
-  if name == 'bfloat16':
-    # NumPy knows the name only after this import.
-    import ml_dtypes  # pylint: disable=import-outside-toplevel
-
-    return np.dtype(ml_dtypes.bfloat16)
-  return np.dtype(name)
 
 
 def flags_owner(given: Mapping[str, str]) -> Owner:
