@@ -159,16 +159,7 @@ def _card(
   is_best: bool,
 ) -> str:
   """Renders the model's card."""
-  num_weights, num_others = (
-    sum(variable.shape.num_elements() for variable in variables)
-    for variables in (
-      module.network.trainable_variables,
-      [
-        *module.network.non_trainable_variables,
-        *module.network.frozen_variables.values(),
-      ],
-    )
-  )
+  weights = module.network.trainable_variables
   return model_card.render(
     model_card.Subject(
       task.config,
@@ -177,8 +168,7 @@ def _card(
       run,
       round_num,
       is_best,
-      num_weights,
-      num_others,
+      sum(variable.shape.num_elements() for variable in weights),
       _inputs(task)['formula'],
     )
   )
