@@ -50,7 +50,6 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 
 _FLAGS = (
@@ -280,8 +279,6 @@ def _watched(
         start = time.monotonic()
 
   with (
-    # Their number depends on the time.
-    mock.patch.object(heartbeat.Heart, '_write', lambda *_, **__: None),
     mock.patch.object(console.Console, 'begin', watched_begin),
     mock.patch.object(console.Console, 'round_done', watched_round_done),
   ):

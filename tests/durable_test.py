@@ -80,17 +80,15 @@ def test_only_files_are_replaced(tmp_path, kind):
   assert os.listdir(tmp_path) == ['x']
 
 
-def test_append_and_truncate(tmp_path):
+def test_append_rename_and_remove(tmp_path):
   path = tmp_path / 'x'
   durable.write_file(str(path), [b'abc'], flush=False)
   durable.append(str(path), b'def')
-  durable.truncate(str(path), 4)
-  assert path.read_bytes() == b'abcd'
+  assert path.read_bytes() == b'abcdef'
   durable.rename(str(path), str(tmp_path / 'y'))
   durable.remove(str(tmp_path / 'y'))
   for call in (
     lambda: durable.append(str(path), b'x'),
-    lambda: durable.truncate(str(path), 0),
     lambda: durable.remove(str(path)),
     lambda: durable.rename(str(path), str(path)),
   ):

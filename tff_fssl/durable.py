@@ -143,18 +143,6 @@ def append(path: str, data: bytes) -> None:
       os.close(descriptor)
 
 
-def truncate(path: str, size: int) -> None:
-  """Cuts a file to `size` bytes and flushes it, or raises `UsageError`."""
-  with storage_errors():
-    descriptor = _open(path, os.O_WRONLY)
-    try:
-      with _named(path):
-        os.ftruncate(descriptor, size)
-      _fsync(descriptor, path)
-    finally:
-      os.close(descriptor)
-
-
 def remove(path: str) -> None:
   """Removes a file, or raises `UsageError`."""
   with storage_errors():

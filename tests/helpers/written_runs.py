@@ -1,16 +1,13 @@
 """Folders of runs, written without training."""
 
-import json
-import time
-
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import inputs
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 TRAIN = 'client_work/train'
 _SPLITS, _PARTS = ('training', 'validation', 'test'), ('images', 'labels')
@@ -74,6 +71,8 @@ def write(
     table = csv_table.CsvTable(path)
     for r in range(1, rounds + 1):
       table.log(r, {k: v(r) if callable(v) else v for k, v in shown.items()})
+  if rounds == values['total_rounds']:
+    summary.write(tree)
   return str(folder)
 
 
@@ -108,19 +107,3 @@ def overwrite_partition(path, **fields):
   file = output_tree.OutputTree(path).partition_json
   partition = dataclasses.replace(partition_lib.read(file), **fields)
   partition.save_json(file)
-
-
-def beat(folder, state, **fields):
-  """Writes a heartbeat of this process, which may have said more or less."""
-  content = {
-    'state': state,
-    'phase': 'round',
-    'seconds_left': 4000.0,
-    'started': 1e9,
-    'beat': time.time(),
-    **heartbeat.this_process(),
-    **fields,
-  }
-  path = output_tree.OutputTree(str(folder)).heartbeat_json
-  with open(path, 'w') as file:
-    json.dump(content, file)

@@ -320,7 +320,6 @@ def test_evaluations_that_are_left_count():
   for r in (5, 6, 7):
     run.round(r, 1)
   assert run.round(8, 1, evaluation=3) == 2 * 1 + 3
-  assert run.progress.accuracy == 0.5
   assert run.round(9, 1) == 1 + 3
   assert run.round(10, 1, evaluation=3) == 0
 
@@ -364,25 +363,4 @@ def test_a_phase_takes_as_long_as_the_last_of_its_kind():
     run.now += 50
     assert run.progress.phase_left() == 0
   # The rounds are over then.
-  assert run.progress.json_values()['seconds_left'] == 0
-
-
-def test_what_is_told_to_others():
-  run = _Run(total_rounds=3)
-  assert run.progress.json_values() == {
-    'phase': 'starting',
-    'round': 0,
-    'total_rounds': 3,
-    'accuracy': None,
-    'seconds_left': None,
-  }
-  run.round(1, 9, evaluation=1)
-  run.round(2, 2, evaluation=1)
-  run.progress.enter(training_types.SAVING, 2)
-  assert run.progress.json_values() == {
-    'phase': 'saving',
-    'round': 2,
-    'total_rounds': 3,
-    'accuracy': 0.5,
-    'seconds_left': 3.0,
-  }
+  assert run.progress.seconds_left() == 0

@@ -29,7 +29,6 @@ from tff_fssl.program.loop import experiment
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -173,13 +172,9 @@ def test_what_it_writes(finished):
   timing = _rows(tree.timing_csv)[-1]
   for name in ('clients', 'aggregation', 'server', 'round', 'evaluation'):
     assert float(timing[f'seconds/{name}']) >= 0
-  beat = heartbeat.read(tree.heartbeat_json)
-  assert (beat['state'], beat['phase']) == ('finished', 'exporting')
-  assert (beat['round'], beat['total_rounds']) == (4, 4)
   with open(tree.summary_json) as file:
     summary = json.load(file)
   assert summary['rounds'] == 4
-  assert summary['last']['test/accuracy'] == pytest.approx(beat['accuracy'])
   assert summary['last']['test/accuracy'] > 0.15
 
 

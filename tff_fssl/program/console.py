@@ -320,7 +320,6 @@ class Progress:
     self.phase = training_types.STARTING
     self.done: int | None = None
     self.settings: training_types.Settings | None = None
-    self.accuracy: float | None = None
     self.num_evaluations = 0
     self._clock = clock
     self._last = 0.0
@@ -357,7 +356,6 @@ class Progress:
       kept = self._evaluations if self.num_evaluations > 1 else ()
       self._evaluations = (*kept[1 - _NUM_KEPT :], evaluation)
       self.num_evaluations += 1
-      self.accuracy = report.evaluation.get('test/accuracy', self.accuracy)
     if not self._is_first:
       # Saving counts as a part of the round.
       rest = max(0.0, now - self._last - evaluation)
@@ -400,20 +398,6 @@ class Progress:
     if evaluations:
       left += due * sum(evaluations) / len(evaluations)
     return max(0.0, left - (self._clock() - self._last))
-
-  def json_values(self) -> dict[str, Any]:
-    """Returns values for JSON."""
-    left = self.seconds_left()
-    settings, accuracy = self.settings, self.accuracy
-    if accuracy is not None and not math.isfinite(accuracy):
-      accuracy = None  # JSON has no NaN.
-    return {
-      'phase': self.phase,
-      'round': self.done,
-      'total_rounds': settings and settings.total_rounds,
-      'accuracy': accuracy,
-      'seconds_left': None if left is None else round(left, 1),
-    }
 
 
 class Console:

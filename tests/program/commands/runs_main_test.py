@@ -1,6 +1,5 @@
 import functools
 import json
-import time
 
 import pytest
 import written_runs
@@ -9,10 +8,9 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import runs_main
 from tff_fssl.program.reporting import status as status_lib
-from tff_fssl.program.storage import heartbeat
+from tff_fssl.program.storage import output_tree
 
 _write = functools.partial(written_runs.write, weight_decay=0.0)
-_beat = written_runs.beat
 
 
 def _call(capsys, *arguments):
@@ -22,8 +20,9 @@ def _call(capsys, *arguments):
 
 def test_json(tmp_path, capsys):
   paths = [_write(tmp_path / str(s), seed=s) for s in (0, 1)]
-  _beat(paths[1], heartbeat.RUNNING)
-  code, out, _ = _call(capsys, tmp_path, '--json')
+  with output_tree.OutputTree(paths[1]) as tree:
+    tree.lock()
+    code, out, _ = _call(capsys, tmp_path, '--json')
   first, second = json.loads(out)
   assert code == 0
   assert (first['path'], second['path']) == tuple(paths)
@@ -34,50 +33,12 @@ def test_json(tmp_path, capsys):
   assert _call(capsys, tmp_path / '1' / 'metrics', '--json')[1] == '[]\n'
 
 
-def test_watching_ends_with_ctrl_c(tmp_path, capsys, monkeypatch):
-  _write(tmp_path / 'a')
-  (tmp_path / 'b').mkdir()
-  (tmp_path / 'b' / 'flags.txt').write_text('Our flags\n')
-  pauses = []
-
-  def sleep(seconds):
-    pauses.append(seconds)
-    if len(pauses) == 3:
-      raise KeyboardInterrupt
-
-  monkeypatch.setattr(time, 'sleep', sleep)
-  code, out, err = _call(capsys, tmp_path, '--watch=0.5')
-  assert (code, err, pauses) == (0, '', [0.5] * 3)
-  assert out.count('1 finished') == out.count('warning: skipped: ') == 3
-
-
-def test_watching_on_a_terminal_shows_what_fits(tmp_path, capsys, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  for i in range(9):
-    _write(tmp_path / str(i), seed=i)
-  monkeypatch.setattr('sys.stdout.isatty', lambda: True)
-  monkeypatch.setenv('LINES', '8')
-  monkeypatch.setenv('COLUMNS', '80')
-
-  def sleep(_):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(time, 'sleep', sleep)
-  _, out, _ = _call(capsys, '.', '--watch=1')
-  assert out.startswith('\x1b[H\x1b[Jrun')
-  assert len(out.splitlines()) == 7
-  assert out.endswith('... and 8 more\n')
-
-
 @pytest.mark.parametrize(
   'arguments, words',
   [
     (('nowhere',), 'nowhere: does not exist'),
     ((), 'runs: does not exist'),
     (('file',), 'file: is not a folder'),
-    (('--json', '--watch=2'), '--json: has no effect with --watch=2'),
-    (('--watch=-1',), 'must be at least 0'),
-    (('--watch=1e20', '.'), '--watch=1e+20: must be at most'),
   ],
 )
 def test_mistakes(tmp_path, capsys, monkeypatch, arguments, words):

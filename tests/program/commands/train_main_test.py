@@ -3,10 +3,8 @@
 import contextlib
 import csv
 import errno
-import json
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import time
@@ -21,7 +19,6 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 
 _CLIENTS = '--scenario=labels_at_clients'
@@ -147,9 +144,7 @@ def _edit(path, old, new):
   'file, old, new, words',
   [
     ('flags.txt', '=800', '=abc', ['flags.txt: --total_rounds=abc is not a']),
-    ('metrics/eval.csv', '\n2,', '\n2,abc', ['eval.csv: column', "'abc"]),
-    ('metrics/train.csv', '\n2,', '\n3,', ['train.csv: the row of round 2']),
-    ('metrics/train.csv', '\n1,', '\n', ['train.csv, line 3']),
+    ('metrics/train.csv', '\n2,', '\n1,', ['train.csv: is not a table of']),
   ],
 )
 def test_a_changed_file_is_refused_before_anything_is_trained(
@@ -162,16 +157,8 @@ def test_a_changed_file_is_refused_before_anything_is_trained(
   assert _files(folder) == files
 
 
-def test_without_checkpoints_a_run_begins_again_only_when_asked(
-  unfinished, monkeypatch, capsys
-):
+def test_a_run_begins_again_when_asked(unfinished, monkeypatch, capsys):
   folder, files = unfinished
-  for path in (folder / 'checkpoints').iterdir():
-    path.unlink()
-    del files[path]
-  words = ['checkpoints: checkpoints are gone: none is there', '--restart']
-  _assert_refused(_train(folder), words, capsys)
-  assert _files(folder) == files
 
   def record(config, tree, view, source):
     tree.record(config)
@@ -374,34 +361,6 @@ def test_signals_in_the_start_leave_no_folder(
   assert os.listdir(tmp_path) == (['run'] if restart else [])
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-
-
-def test_kills_at_the_start_and_at_the_end(tmp_path, monkeypatch, capsys):
-  flags = (tmp_path / 'run', *_SMALL)
-  assert _train(*flags, '--rounds_per_checkpoint=10') == main.DONE
-  # As after a kill before the first save.
-  tree = output_tree.OutputTree(str(tmp_path / 'run'))
-  shutil.rmtree(tree.checkpoints)
-  os.remove(tree.summary_json)
-
-  def interrupt(heart):
-    raise KeyboardInterrupt
-
-  with monkeypatch.context() as patch:
-    # The flags of this start are recorded, its rounds have not begun.
-    patch.setattr(heartbeat.Heart, '__enter__', interrupt)
-    code = _train(*flags, '--rounds_per_checkpoint=1')
-    assert code == main.INTERRUPTED
-  assert '4 rounds are' in capsys.readouterr().out
-  assert _train(*flags, '--rounds_per_checkpoint=1') == main.DONE
-  with open(tree.heartbeat_json) as file:
-    beat = json.load(file)
-  for state in ('running', 'finished'):
-    with open(tree.heartbeat_json, 'w') as file:
-      json.dump({**beat, 'state': state, 'pid_started': -1}, file)
-    assert _train(*flags, '--rounds_per_checkpoint=1') == main.DONE
-    assert heartbeat.read(tree.heartbeat_json)['state'] == 'finished'
-    assert heartbeat.read(tree.heartbeat_json)['round'] == 4
 
 
 def test_pre_training_that_is_not_finite(tmp_path, capsys):

@@ -24,7 +24,6 @@ from tff_fssl.program.deploy import rounds
 from tff_fssl.program.deploy import server
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 
 _FLAGS = (
@@ -106,8 +105,6 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   assert main.run(train_main.train_main, arguments) == main.DONE
   _serve(app, data, 'stop', code=1)
   run = app / 'server' / 'run'
-  beat = heartbeat.read(str(run / 'heartbeat.json'))
-  assert beat['state'] == heartbeat.FAILED
   assert checkpoint.versions(str(run / 'checkpoints')) == [1]
   # The row of a round that was not saved, and a torn checkpoint.
   with open(run / 'metrics' / 'timing.csv', 'a') as file:
@@ -130,8 +127,6 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
     )
   columns, rows = csv_table.read(str(run / 'metrics' / 'train.csv'))
   assert len(rows) == 3 and 'client_work/train/loss_labeled' in columns
-  beat = heartbeat.read(str(run / 'heartbeat.json'))
-  assert (beat['state'], beat['round']) == (heartbeat.FINISHED, 3)
   # Another start has nothing to do, and programs read the run.
   assert 'round  3' not in _serve(app, data)
   capsys.readouterr()

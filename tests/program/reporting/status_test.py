@@ -8,11 +8,9 @@ import written_runs
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import runs_main
 from tff_fssl.program.reporting import status as status_lib
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 
 _write = functools.partial(written_runs.write, weight_decay=0.0)
-_beat = written_runs.beat
 
 
 def _read(path):
@@ -29,26 +27,19 @@ def test_a_run_that_is_going_on(tmp_path):
   path = _write(
     tmp_path / 'a', rounds=5, total_rounds=60, num_pretraining_rounds=3
   )
-  _beat(path, heartbeat.RUNNING, beat=time.time() - 100)
-  status, warnings = _read(path)
+  with output_tree.OutputTree(path) as tree:
+    tree.lock()
+    status, warnings = _read(path)
   assert not warnings
-  assert (status.state, status.phase) == ('running', 'round')
+  assert status.state == status_lib.RUNNING
   assert (status.first_round, status.round_num, status.total_rounds) == (
     *(-2, 5, 60),
   )
   assert status.last == status.best == pytest.approx(0.6)
-  assert 3890 < status.seconds_left <= 3900
-  assert status.pid == os.getpid()
-
-
-@pytest.mark.parametrize(
-  'state', [heartbeat.FINISHED, heartbeat.STOPPED, heartbeat.FAILED]
-)
-def test_a_run_that_has_ended(tmp_path, state):
-  path = _write(tmp_path / 'a', rounds=5)
-  _beat(path, state)
-  status, _ = _read(path)
-  assert (status.state, status.phase, status.seconds_left) == (state, '', None)
+  assert status.seconds_left == 55 * 2
+  assert status.holder == f'process {os.getpid()} on {os.uname().nodename}'
+  assert _read(path)[0].state == status_lib.STOPPED
+  assert _read(path)[0].seconds_left is None
 
 
 def test_the_best_round_is_not_chosen_by_test_data(tmp_path):
@@ -64,11 +55,12 @@ def test_the_best_round_is_not_chosen_by_test_data(tmp_path):
   assert (status.last, status.best) == (0.3, 0.1)
 
 
-def test_runs_of_versions_without_a_heartbeat(tmp_path):
+def test_a_run_that_has_ended(tmp_path):
   finished = _write(tmp_path / 'a', rounds=5)
-  unfinished = _write(tmp_path / 'b', rounds=5, total_rounds=6)
-  assert _read(finished)[0].state == heartbeat.FINISHED
-  assert _read(unfinished)[0].state == status_lib.UNKNOWN
+  assert _read(finished)[0].state == status_lib.FINISHED
+  # A kill after the last round leaves no summary.
+  os.remove(output_tree.OutputTree(finished).summary_json)
+  assert _read(finished)[0].state == status_lib.STOPPED
 
 
 def test_runs_are_found_once_and_at_any_depth(tmp_path):
@@ -110,12 +102,10 @@ def test_files_that_cannot_be_used_cost_one_line_each(
   monkeypatch.chdir(tmp_path)
   _write(tmp_path / 'good')
   torn = output_tree.OutputTree(_write(tmp_path / 'torn'))
-  for path in (torn.heartbeat_json, torn.eval_csv):
-    with open(path, 'w'):
-      pass
+  with open(torn.eval_csv, 'w'):
+    pass
   with open(torn.train_csv, 'ab') as file:
     file.write(b'13,0.1,')  # A row that a kill has cut.
-  _beat(_write(tmp_path / 'late'), heartbeat.FINISHED, started=9e11)
   (tmp_path / 'foreign').mkdir()
   (tmp_path / 'foreign' / 'flags.txt').write_text('Our flags\n')
   code, out, err = _call(capsys, '.')
@@ -125,11 +115,8 @@ def test_files_that_cannot_be_used_cost_one_line_each(
   }
   assert lines['good'] == ['finished', '12/12', '74.0%', '74.0%']
   assert lines['torn'] == ['finished', '12/12']
-  assert len(err.splitlines()) == 4
-  for name in (
-    *('foreign/flags.txt', 'torn/heartbeat.json', 'torn/metrics/eval'),
-    'late/heartbeat.json',
-  ):
+  assert len(err.splitlines()) == 2
+  for name in ('foreign/flags.txt', 'torn/metrics/eval'):
     assert f' {name}' in err
 
 
@@ -157,52 +144,40 @@ def test_the_list(tmp_path, capsys, monkeypatch):
   folder = tmp_path / 'runs'
   for seed in (0, 1):
     _write(folder / f'fixmatch_{seed}', seed=seed)
-    _beat(folder / f'fixmatch_{seed}', heartbeat.FINISHED)
   path = _write(folder / 'more', num_labels=100, total_rounds=800)
-  _beat(path, heartbeat.RUNNING)
   long = 'x' * 70
-  path = _write(folder / long, algorithm='fl2', rounds=0, total_rounds=20)
-  _beat(path, heartbeat.RUNNING, pid_started=1)
-  code, out, err = _call(capsys)
+  _write(folder / long, algorithm='fl2', rounds=0, total_rounds=20)
+  with output_tree.OutputTree(path) as tree:
+    tree.lock()
+    os.utime(os.path.join(path, output_tree.LOCK), (1e9, 1e9))
+    code, out, err = _call(capsys)
   assert (code, err) == (0, '')
   assert max(map(len, out.splitlines())) <= 80
   assert (
     out
     == f"""\
-run                state      round   last   best        left      started
+run                state      round   last   best    left      started
 
 fixmatch num_labels=100
-  runs/more        running   12/800  74.0%  74.0%  1 h 07 min  09-09 01:46
+  runs/more        running   12/800  74.0%  74.0%  26 min  09-09 01:46
 
 fl2
   runs/{long}
-                   dead        0/20                            09-09 01:46
+                   stopped     0/20
 
 fixmatch (2 seeds)
-  runs/fixmatch_0  finished   12/12  74.0%  74.0%              09-09 01:46
-  runs/fixmatch_1  finished   12/12  75.0%  75.0%              09-09 01:46
+  runs/fixmatch_0  finished   12/12  74.0%  74.0%
+  runs/fixmatch_1  finished   12/12  75.0%  75.0%
 
-1 running, 1 dead, 2 finished
-dead: the process is gone; the command of the run continues it
+1 running, 1 stopped, 2 finished
 """
   )
 
 
-def test_pretraining_and_other_phases(tmp_path, capsys):
+def test_pretraining(tmp_path, capsys):
   path = _write(
     tmp_path / 'a', rounds=0, num_pretraining_rounds=20, total_rounds=60
   )
-  tree = output_tree.OutputTree(path)
-  with open(tree.train_csv, 'a') as file:
+  with open(output_tree.OutputTree(path).train_csv, 'a') as file:
     file.write('-19\n-18\n')
-  for phase, left, shown in (
-    ('pre-training', None, '  '),
-    ('pre-training', 2000.0, '  33 min  '),
-    ('starting', None, '  starting  '),
-    ('exporting', None, '  exporting  '),
-    ('exporting', 200.0, '  exporting 3 min  '),
-    ('round', 0.0, '   0 s  '),
-  ):
-    _beat(path, heartbeat.RUNNING, seconds_left=left, phase=phase)
-    _, out, _ = _call(capsys, path)
-    assert f'running  pre 2/20{shown}09-09' in out
+  assert 'stopped  pre 2/20' in _call(capsys, path)[1]

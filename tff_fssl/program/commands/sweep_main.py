@@ -433,7 +433,8 @@ class Trials:
     path = self._sweep.study
     if os.path.lexists(path):
       # A full disk or a crash can leave a part of the last line.
-      durable.truncate(path, files.read_bytes(path).rfind(b'\n') + 1)
+      content = files.read_bytes(path)
+      durable.write_file(path, [content[: content.rfind(b'\n') + 1]])
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if self._sweep.search.pruning_trials:
       pruner = optuna.pruners.MedianPruner(self._sweep.search.pruning_trials)

@@ -21,7 +21,6 @@ from tff_fssl.program.loop import messages
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -82,13 +81,6 @@ _COMMON = (
   'compute_dtype',
 )
 
-# Exit code -> the last state of the heartbeat.
-_STATES = {
-  main_lib.DONE: heartbeat.FINISHED,
-  main_lib.INTERRUPTED: heartbeat.STOPPED,
-  main_lib.TERMINATED: heartbeat.STOPPED,
-}
-
 
 def train_main(argv: Sequence[str]) -> int:
   """Trains a model, or continues a run that was stopped.
@@ -141,7 +133,6 @@ def _start(
       ' continue it, give a larger --total_rounds.'
     )
     _close(config, view, tree)
-    _correct_heartbeat(config, tree, view)
     return main_lib.DONE
   # Whatever the end would refuse is refused before hours of training.
   summary.check_outputs(config, tree)
@@ -196,11 +187,7 @@ def _train(
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
-    run_folder.drop_unsaved(task, tree, view)
     tree.record(config)
-    # Not earlier: a start that is refused changes nothing.
-    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.json_values)
-    exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = checkpoint.run_owner(config)
       checkpoint.write(tree.frozen, loaded.frozen, owner)
@@ -212,7 +199,6 @@ def _train(
     watching = run_loggers.RunLoggers(experiment, tree, view.say)
     exits.enter_context(watching)
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
-    heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
       watching.finish(loggers.FINISHED, _close(config, view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
@@ -276,26 +262,6 @@ def _run_rounds(
       task, model, result.round_num, outputs.best_round(), tree, view
     )
   return main_lib.DONE
-
-
-def _correct_heartbeat(
-  config: config_lib.Config,
-  tree: output_tree.OutputTree,
-  view: console.Console,
-) -> None:
-  """Says that a run has finished if a kill after its last round left less."""
-  path = tree.heartbeat_json
-  try:
-    beat = heartbeat.read(path)
-  except hparams.UsageError:
-    beat = None  # It is damaged.
-  if beat is not None and beat['state'] == heartbeat.FINISHED:
-    return
-  last = config.run.total_rounds
-  rounds = {'round': last, 'total_rounds': last}
-  known = {**view.progress.json_values(), **rounds}
-  with heartbeat.Heart(path, lambda: known) as heart:
-    heart.state = heartbeat.FINISHED
 
 
 def _close(

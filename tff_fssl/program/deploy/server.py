@@ -7,7 +7,6 @@ Nothing here imports TensorFlow Federated, or knows how messages travel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-import contextlib
 import dataclasses
 import math
 import os
@@ -25,7 +24,6 @@ from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.program.deploy import rounds as rounds_lib
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import participation as participation_lib
@@ -78,12 +76,10 @@ def serve(
   view = view or console.Console('lines')
   tree = output_tree.OutputTree(output_dir or os.path.join(folder, DEFAULT_RUN))
   config: Any = deployed  # It has what the folder needs of a configuration.
-  with tree, contextlib.ExitStack() as exits:
+  with tree:
     tree.open(config)
     tree.record(config)
     _copy(folder, tree.path)
-    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.json_values)
-    exits.enter_context(heart)
     run = _Run(
       rounds_lib.Rounds(program, deployed, availability, send),
       _Evaluation(folder, deployed.splits, load),
@@ -91,13 +87,8 @@ def serve(
       view,
       wait_secs,
     )
-    try:
-      done = run.all()
-    except StoppedError:
-      heart.state = heartbeat.FAILED
-      raise
+    done = run.all()
     summary.write(tree)
-    heart.state = heartbeat.FINISHED
   return done
 
 

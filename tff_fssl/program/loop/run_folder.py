@@ -150,24 +150,6 @@ def build_outputs(
   )
 
 
-def drop_unsaved(
-  task: Any, tree: output_tree.OutputTree, view: console.Console
-) -> None:
-  """Removes rows of rounds that a resumed run repeats, if it is one.
-
-  It precedes the new flags: by the old --rounds_per_checkpoint,
-  `summary.check_outputs` tells rounds that were not saved from lost ones.
-  """
-  if tree.is_new:
-    return
-  settings = build_settings(task)
-  done = max(checkpoint.versions(tree.checkpoints), default=None)
-  where = 'at the start' if done is None else console.after(done, settings)
-  if done is None:
-    done = settings.first_round - 1
-  build_outputs(task, tree, view, None).drop_unsaved(done, where, view.say)
-
-
 def build_profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
 ) -> loggers.RoundProfiler:

@@ -71,13 +71,6 @@ class Outputs:
 
   def truncate_after(self, round_num: int) -> int:
     """Removes rows of later rounds, and returns the number of rounds."""
-    every_round = (self.train, self.timing)
-    # All tables are checked before the first one is cut.
-    for table in every_round:
-      table.check_after(round_num)
-    # Every evaluated round is in another table, too.
-    last = [t.last_key for t in every_round if t.last_key is not None]
-    self.evaluation.check_after(round_num, max([round_num, *last]))
     removed = self.train.truncate_after(round_num)
     self.evaluation.truncate_after(round_num)
     self.timing.truncate_after(round_num)

@@ -6,34 +6,24 @@ import dataclasses
 import datetime
 import os
 import re
-import time
 from typing import Any
+
+import numpy as np
 
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
-from tff_fssl.program import training_types
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 
-UNKNOWN = 'unknown'
+RUNNING, STOPPED, FINISHED = 'running', 'stopped', 'finished'
 # The first are those to look at first.
-STATES = (
-  heartbeat.RUNNING,
-  heartbeat.DEAD,
-  heartbeat.FAILED,
-  heartbeat.STOPPED,
-  UNKNOWN,
-  heartbeat.FINISHED,
-)
+STATES = (RUNNING, STOPPED, FINISHED)
+# What is left is estimated from so many rounds.
+_RECENT = 20
 _TEST_ACCURACY = 'test/accuracy'
-_NOTES = {
-  heartbeat.DEAD: 'the process is gone; the command of the run continues it',
-  UNKNOWN: 'not all rounds are done, and no readable heartbeat.json says more',
-}
 _COLUMNS = ('run', 'state', 'round', 'last', 'best', 'left', 'started')
 _LEFT_ALIGNED = ('run', 'state')
 _MAX_HEADING_LINES = 3
@@ -46,23 +36,19 @@ class Status:
   Attributes:
     run: Its folder and its flags, without rows.
     state: One of `STATES`.
-    phase: Its phase, one of `training_types.PHASES`, or '' if not known.
     round_num: Its last finished round, or None if there is none.
     first_round: Its first round, below 1 with pre-training.
     total_rounds: Its last round.
     last: Test accuracy of the last evaluation, if any.
     best: Test accuracy in the round that validation selects, if any.
-    seconds_left: Until the end of the rounds, of pre-training or of an export,
-      or None if not known.
-    started: When its process began, in seconds since 1970, or None if not
+    seconds_left: Until the last round, or None if it is not running, or not
       known.
-    host: The machine of its last process, or '' if not known.
-    pid: The number of that process, or None if not known.
+    started: When its process began, in seconds since 1970, if it is running.
+    holder: That process and its machine, or ''.
   """
 
   run: runs_lib.Run
   state: str
-  phase: str
   round_num: int | None
   first_round: int
   total_rounds: int
@@ -70,8 +56,7 @@ class Status:
   best: float | None
   seconds_left: float | None
   started: float | None
-  host: str
-  pid: int | None
+  holder: str
 
   def json_values(self, group: str) -> dict[str, Any]:
     """Returns values for JSON.
@@ -175,35 +160,37 @@ def read(path: str, warn: Callable[[str], None]) -> Status:
       warn(str(error))
       return otherwise
 
-  beat = attempt(heartbeat.read, tree.heartbeat_json, None) or {}
   round_num = attempt(csv_table.last_key, tree.train_csv, None)
   last, best = attempt(_accuracies, tree.eval_csv, (None, None))
   total = _whole(given.get('total_rounds'))
-  # Runs of older versions have no heartbeat.
-  state = beat.get('state')
-  if state is None:
-    done = total and round_num is not None and round_num >= total
-    state = heartbeat.FINISHED if done else UNKNOWN
-  left = _number(beat.get('seconds_left'))
-  if state != heartbeat.RUNNING:
-    left = None
-  elif left is not None:
-    # The heartbeat is up to ten seconds old.
-    left = max(0.0, left - (time.time() - beat['beat']))
+  state, holder, started, left = STOPPED, '', None, None
+  if output_tree.is_held(path):
+    state, (holder, started) = RUNNING, output_tree.holder(path)
+    seconds = attempt(_seconds, tree.timing_csv, None)
+    if seconds is not None and round_num is not None:
+      left = seconds * max(0, total - round_num)
+  elif os.path.lexists(tree.summary_json) and (round_num or 0) >= total:
+    state = FINISHED
   return Status(
     runs_lib.Run(path, given, ()),
     state,
-    str(beat.get('phase', '')) if state == heartbeat.RUNNING else '',
     round_num,
     1 - _whole(given.get('num_pretraining_rounds')),
     total,
     last,
     best,
     left,
-    _number(beat.get('started')),
-    str(beat.get('host', '')),
-    beat.get('pid'),
+    started,
+    holder,
   )
+
+
+def _seconds(timing_csv: str) -> float | None:
+  """Reads the mean seconds of the last rounds with their evaluations."""
+  rows = csv_table.read(timing_csv)[1][-_RECENT:]
+  names = ('seconds/round', 'seconds/evaluation')
+  times = [csv_table.column(rows, name) for name in names]
+  return float(np.nansum(times)) / len(rows) if rows else None
 
 
 def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
@@ -283,9 +270,6 @@ def table_lines(
   known = [state for state in STATES if counts[state]]
   yield ''
   yield ', '.join(f'{counts[state]:,} {state}' for state in known)
-  for state in known:
-    if state in _NOTES:
-      yield from console.wrapped(f'{state}: {_NOTES[state]}')
 
 
 def _row(status: Status) -> dict[str, str]:
@@ -296,11 +280,6 @@ def _row(status: Status) -> dict[str, str]:
     progress = f'pre {done + 1 - first}/{1 - first}'
   else:
     progress = f'{done or 0}/{total}'
-  left = []
-  if status.phase in (training_types.STARTING, training_types.EXPORTING):
-    left.append(status.phase)
-  if status.seconds_left is not None and (status.seconds_left or not left):
-    left.append(console.format_left(status.seconds_left))
   started = ''
   if status.started is not None:
     at = datetime.datetime.fromtimestamp(status.started)
@@ -311,7 +290,9 @@ def _row(status: Status) -> dict[str, str]:
     'round': progress,
     'last': _percent(status.last),
     'best': _percent(status.best),
-    'left': ' '.join(left),
+    'left': ''
+    if status.seconds_left is None
+    else console.format_left(status.seconds_left),
     'started': started,
   }
 

@@ -9,7 +9,6 @@ partition.json/png  the partition of the examples
 inputs.json         digests of the data, versions of the software
 availability.csv    which clients can be drawn when, if not all always
 compute.json        the compute of clients and server in a round
-heartbeat.json      the state of the run
 summary.json        the results, once it has finished
 frozen.ckpt         weights of layers that do not train, if any
 checkpoints/        round_N.ckpt
@@ -64,7 +63,6 @@ PRIVATE_FILES = {
   'partition.png': 'how many of each class each client holds',
   'availability.csv': 'when each client can take part',
   'compute.json': 'how many examples clients hold on average',
-  'heartbeat.json': 'how long rounds take',
   'metrics/timing.csv': 'how long rounds take, which depends on how many'
   ' examples clients hold',
   'tensorboard': 'the partition, and how long rounds take',
@@ -194,6 +192,12 @@ def is_held(folder: str) -> bool:
   return False
 
 
+def holder(folder: str) -> tuple[str, float]:
+  """Returns (who has locked a folder, since when in seconds since 1970)."""
+  path = os.path.join(folder, LOCK)
+  return files.read_text(path).partition(',')[0], os.path.getmtime(path)
+
+
 def _acquire(lock: int, folder: str) -> None:
   """Locks an open file, or raises `UsageError` if that is not possible."""
   path = os.path.join(folder, LOCK)
@@ -258,7 +262,6 @@ class OutputTree(LockedFolder):
   inputs_json = PathInside('inputs.json')
   availability_csv = PathInside('availability.csv')
   compute_json = PathInside('compute.json')
-  heartbeat_json = PathInside('heartbeat.json')
 
   def __init__(self, path: str):
     """Sets the path. Neither makes nor locks anything."""
