@@ -265,8 +265,6 @@ def test_what_is_printed_is_cleaned(tree):
   allowed = {
     'tff_fssl.program.console',
     'tff_fssl.program.commands.main',  # To standard error, cleaned.
-    'tff_fssl.program.commands.runs_main',  # Clears the screen.
-    'tff_fssl.program.reporting.tracker_process',  # Read by its parent.
   }
   found = {
     source.module

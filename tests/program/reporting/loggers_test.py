@@ -121,8 +121,7 @@ def test_mlflow_gets_all_and_is_continued(store, tmp_path):
   file.write_text('round\n')
   first = _start(target, folder)
   _log(first, -1, 0, 1)
-  first._send()  # Ends the input, as the death of a program does.
-  assert first._process.wait(60) == 0
+  first.finish(loggers.KILLED, 60)
   client, (run,) = read()
   assert run.info.run_name == 'my run' and run.info.status == 'KILLED'
   assert run.data.params == {'fl2.rho': '0.1'}
@@ -211,9 +210,8 @@ def test_a_server_that_does_not_answer_ends_with_the_run(store, tmp_path):
     port = server.getsockname()[1]
     logger = _start(f'mlflow:http://127.0.0.1:{port}', tmp_path / 'tracking')
     _log(logger, 1, 2)
-    with pytest.raises(loggers.TrackerError, match='within 0.5 s, and was'):
+    with pytest.raises(loggers.TrackerError, match='within 0.5 s'):
       logger.finish(loggers.FINISHED, 0.5)
-    assert logger._process.returncode == -9
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
@@ -241,7 +239,8 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 def test_wandb_without_a_key(tmp_path, monkeypatch):
-  pytest.importorskip('wandb')
+  # It remembers the mode of an earlier run of the process.
+  pytest.importorskip('wandb').teardown()
   for name in ('WANDB_API_KEY', 'WANDB_MODE'):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv('HOME', str(tmp_path))

@@ -1,23 +1,16 @@
 """Takers of the metrics of a run: TensorBoard, MLflow, Weights & Biases.
 
-A tracker's library runs in a process of its own (`tracker_process`). A server
-that does not answer, a full disk or a library that fails neither delays nor
-ends training. A training program that is killed leaves no run behind that
-seems to continue.
+A tracker's library runs in a thread of its own: a server that does not answer
+and a library that fails neither delay nor end training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
-import json
 import math
 import os
 import queue
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 from typing import Any, Protocol
 
@@ -26,9 +19,9 @@ import numpy as np
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.lazy import tf
-from tff_fssl.program.reporting import tracker_process
+from tff_fssl.program.reporting import trackers
 
-FINISHED, FAILED, KILLED = tracker_process.ENDS
+FINISHED, FAILED, KILLED = trackers.ENDS
 # Columns of the HParams dashboard.
 _RESULTS = {
   'test/accuracy': 'test accuracy, last round',
@@ -37,7 +30,6 @@ _RESULTS = {
 }
 # Messages that wait for a slow tracker; one for each round.
 _MAX_WAITING = 100_000
-_MAX_ERROR = 2**16
 # Defaults of the libraries' own settings: they do not try for long, and tell
 # nothing to others. Variables that the user set take precedence.
 _SETTINGS = {
@@ -232,7 +224,7 @@ class TrackerLogger:
     params: Mapping[str, str],
     algorithm: str,
   ):
-    """Starts the tracker's process.
+    """Starts the tracker's thread.
 
     Args:
       target: 'mlflow:URI', a server or a folder, or 'wandb:PROJECT', perhaps
@@ -245,26 +237,14 @@ class TrackerLogger:
       algorithm: The algorithm, as a tag.
     """
     durable.make_folder(folder)
-    # Nothing reads a pipe while training continues.
-    self._errors = tempfile.TemporaryFile()
-    module = tracker_process.__name__
-    self._process = subprocess.Popen(
-      [sys.executable, '-m', module, target, os.path.abspath(folder)],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-      stderr=self._errors,
-      # Ctrl-C is for the program, which then ends the tracker.
-      start_new_session=True,
-      env={
-        **_SETTINGS,
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
-      },
+    for variable, value in _SETTINGS.items():
+      os.environ.setdefault(variable, value)
+    self._calls: queue.Queue[Sequence[Any]] = queue.Queue(_MAX_WAITING)
+    self._error: Exception | None = None
+    self._thread = threading.Thread(
+      target=self._track, args=(target, os.path.abspath(folder)), daemon=True
     )
-    self._waiting: queue.Queue[list[Any]] = queue.Queue(_MAX_WAITING)
-    self._has_raised = False
-    # A full pipe must not delay a round.
-    threading.Thread(target=self._write, daemon=True).start()
+    self._thread.start()
     self._send('start', name, dict(params), algorithm)
 
   def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
@@ -295,49 +275,31 @@ class TrackerLogger:
 
     Args:
       state: `FINISHED`, `FAILED` or `KILLED`.
-      seconds: How long to wait. After that, the tracker's process is ended.
+      seconds: How long to wait. What is not sent then is lost.
     """
     self._send('finish', state)
     self._send()
-    try:
-      # The thread sends what waits; a hanging server must not hold the run.
-      self._process.wait(seconds)
-    except subprocess.TimeoutExpired as error:
-      # The process may have ended in the meantime.
-      with contextlib.suppress(ProcessLookupError):
-        # With the processes that it has started.
-        os.killpg(self._process.pid, signal.SIGKILL)
-      self._process.wait()
-      if not self._has_raised:
-        raise TrackerError(
-          f'it has not taken everything within {seconds:g} s, and was ended'
-        ) from error
+    self._thread.join(seconds)
     self._check()
+    if self._thread.is_alive():
+      raise TrackerError(f'it has not taken everything within {seconds:g} s')
 
   def _send(self, *call: Any) -> None:
     """Queues a call. An empty one is the last."""
-    # If the queue is full, the tracker or its disk hangs. `finish` ends it.
+    # If the queue is full, the tracker hangs. `finish` does not wait for it.
     with contextlib.suppress(queue.Full):
-      self._waiting.put_nowait([*call])
+      self._calls.put_nowait(call)
 
   def _check(self) -> None:
-    """Raises `TrackerError`, once, if the process has failed."""
-    # None while it runs, 0 if it ended well.
-    if self._has_raised or not self._process.poll():
-      return
-    # Once: training continues without this tracker.
-    self._has_raised = True
-    self._errors.seek(0)
-    text = self._errors.read(_MAX_ERROR).decode(errors='replace')
-    lines = [line for line in text.splitlines() if line.strip()]
-    code = self._process.returncode
-    raise TrackerError(lines[-1] if lines else f'its process ended with {code}')
+    """Raises `TrackerError`, once, if the tracker has failed."""
+    error, self._error = self._error, None
+    if error is not None:
+      reason = f'{type(error).__name__}: {files.first_line(error)}'
+      raise TrackerError(reason) from error
 
-  def _write(self) -> None:
-    """Passes calls on, until the last one or the end of the process."""
-    assert self._process.stdin is not None
-    # `_check` reports errors of the process.
-    with contextlib.suppress(OSError), self._process.stdin as stream:
-      while call := self._waiting.get():
-        stream.write(json.dumps(call).encode() + b'\n')
-        stream.flush()
+  def _track(self, target: str, folder: str) -> None:
+    try:
+      trackers.track(target, folder, iter(self._calls.get, ()))
+    except Exception as error:  # pylint: disable=broad-except
+      # A tracker's library may raise anything.
+      self._error = error

@@ -1,22 +1,16 @@
-"""The process in which a tracker's library runs.
+"""Runs of MLflow and Weights & Biases, in the order of a logger's calls.
 
-    python -m tff_fssl.program.reporting.tracker_process mlflow:URI FOLDER
-
-reads calls of a `loggers.RunLogger` from its standard input: a JSON list in
-each line, the method and its arguments. The first one is 'start', with name,
-flags and algorithm of the run. If the input ends without 'finish', the program
-that wrote it was killed. FOLDER/KIND.json remembers the run of the tracker and
-its last round. That run is continued, and rounds that it has are skipped.
+FOLDER/KIND.json remembers the run of the tracker and its last round. That run
+is continued, and rounds that it has are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import importlib
 import json
 import os
 import re
-import sys
 import time
 from typing import Any
 import uuid
@@ -123,7 +117,7 @@ class _MlflowLogger:
   def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
     self.log(round_num, summary)
 
-  def finish(self, state: str, seconds: float = 0.0) -> None:
+  def finish(self, state: str) -> None:
     self._client.set_terminated(self.id, state)
 
 
@@ -182,7 +176,7 @@ class _WandbLogger:
     del round_num
     self._run.summary.update(dict(summary))
 
-  def finish(self, state: str, seconds: float = 0.0) -> None:
+  def finish(self, state: str) -> None:
     self._run.finish(exit_code=0 if state == FINISHED else 1)
 
 
@@ -246,44 +240,24 @@ def _open(
   return _WandbLogger(where, name, params, tags, run_id, folder)
 
 
-def track(target: str, folder: str, calls: Iterator[list[Any]]) -> None:
+def track(target: str, folder: str, calls: Iterator[Sequence[Any]]) -> None:
   """Sends a run to a tracker.
 
   Args:
     target: 'mlflow:URI' or 'wandb:PROJECT'.
     folder: Holds the record of the tracker's run, and the tracker's own files.
-    calls: Methods with their arguments, as the module describes.
+    calls: Methods of a `loggers.RunLogger` with their arguments. The first is
+      'start', with name, flags and algorithm of the run, the last 'finish'.
   """
   record = _Record(folder, target)
   tracker = _open(target, folder, record.id, *next(calls)[1:])
   # Recorded at once: a kill must not leave a run that nothing continues.
   if tracker.id != record.id:
     record.write(tracker.id, None)
-  # The input ends without 'finish' if the program was killed.
-  state = KILLED
   for method, *arguments in calls:
-    if method == 'finish':
-      (state,) = arguments
-    elif method != 'log':
+    if method != 'log':
       getattr(tracker, method)(*arguments)
     # A resumed run repeats rounds that the tracker may have.
     elif record.round is None or arguments[0] > record.round:
       tracker.log(*arguments)
       record.write(tracker.id, arguments[0])
-  tracker.finish(state)
-
-
-def main() -> int:
-  """Runs the process. Its last line on standard error reports an error."""
-  target, folder = sys.argv[1:]
-  try:
-    track(target, folder, map(json.loads, sys.stdin))
-  except Exception as error:  # pylint: disable=broad-except
-    # A tracker's library may raise anything.
-    print(f'{type(error).__name__}: {files.first_line(error)}', file=sys.stderr)
-    return 1
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main())

@@ -1,6 +1,6 @@
-"""The calls that the process of a tracker passes on, without a tracker."""
+"""The calls that a tracker gets, without a tracker."""
 
-from tff_fssl.program.reporting import tracker_process
+from tff_fssl.program.reporting import trackers
 
 
 class _Fake:
@@ -24,7 +24,7 @@ def test_calls_are_passed_on(tmp_path, monkeypatch):
     made.append(_Fake(*args))
     return made[-1]
 
-  monkeypatch.setattr(tracker_process, '_open', make)
+  monkeypatch.setattr(trackers, '_open', make)
   calls = [
     _START,
     ['log', 1, {'a': 1}],
@@ -32,8 +32,9 @@ def test_calls_are_passed_on(tmp_path, monkeypatch):
     ['log', 2, {'a': 2}],
     ['log_summary', 2, {'b': 3}],
     ['log_file', 'm', '/m'],
+    ['finish', 'FINISHED'],
   ]
-  tracker_process.track('fake:x', str(tmp_path), iter(calls))
+  trackers.track('fake:x', str(tmp_path), iter(calls))
   assert made[0].calls == [
     ('fake', {}, None),
     ('log', 1, {'a': 1}),
@@ -41,15 +42,15 @@ def test_calls_are_passed_on(tmp_path, monkeypatch):
     ('log', 2, {'a': 2}),
     ('log_summary', 2, {'b': 3}),
     ('log_file', 'm', '/m'),
-    ('finish', 'KILLED'),
+    ('finish', 'FINISHED'),
   ]
   # The same run goes on after its last round; that of another target does not.
   calls = [*calls[:2], ['log', 3, {}], ['finish', 'FINISHED']]
-  tracker_process.track('fake:x', str(tmp_path), iter(calls))
+  trackers.track('fake:x', str(tmp_path), iter(calls))
   assert made[1].calls == [
     ('fake', {}, 'new'),
     ('log', 3, {}),
     ('finish', 'FINISHED'),
   ]
-  tracker_process.track('fake:y', str(tmp_path), iter(calls))
+  trackers.track('fake:y', str(tmp_path), iter(calls))
   assert made[2].calls[:2] == [('fake', {}, None), ('log', 1, {'a': 1})]
