@@ -3,11 +3,10 @@
     python benchmarks/local_step.py [--algorithm=fl2] [--scenario=...]
         [--model=wrn28_2] [--batch_size=N] [--bfloat16]
 
-Prints forward-equivalents for an example: what the mathematics needs, what the
-traced step spends, what the authors' code spends. Then, for the complete step
-(views, gathering, loop, optimizer; in the most expensive case, all examples
-kept), medians of interleaved repetitions in one run: its time; its rate,
-counting the FLOPs that are needed, as a share of the float32 matrix peak (TF's
+Prints the forward-equivalents that the traced step spends for an example. Then,
+for the complete step (views, gathering, loop, optimizer; in the most expensive
+case, all examples kept), medians of interleaved repetitions in one run: its
+time; its rate, by these FLOPs, as a share of the float32 matrix peak (TF's
 2048 x 2048 product, best of 20, same threads); its ratio to a bare tf.function
 of the same mathematics (fixed views, losses, gradients, update); the share of
 views and gathering; and, with --bfloat16, how much faster the complete step is
@@ -323,24 +322,17 @@ def print_forward_equivalents(task: Task, cost: compute.Cost) -> float:
     cost: What is spent.
 
   Returns:
-    The FLOPs that a step needs.
+    The most FLOPs of a step.
   """
-  declared, needed = task.entry.compute, 0.0
-  kinds = (
-    ('unlabelled', declared.unlabeled, cost.unlabeled, declared.authors),
-    ('labelled', declared.labeled, cost.labeled, None),
-  )
+  kinds = (('unlabelled', cost.unlabeled), ('labelled', cost.labeled))
   print('forward-equivalents')
-  for size, (kind, need, spent, authors) in zip(task.batch_sizes, kinds):
-    if not size:
-      continue
-    needed += size * cost.passes(*need)
-    theirs = f', authors {authors.equivalents}' if authors else ''
-    print(
-      f'  {f"{kind} example":<23}{need.equivalents} needed,'
-      f' {spent.most / cost.forward:.2f} spent{theirs}'
-    )
-  return needed
+  spent = 0.0
+  for size, (kind, each) in zip(task.batch_sizes, kinds):
+    if size:
+      spent += size * each.most
+      name = f'{kind} example'
+      print(f'  {name:<23}{each.most / cost.forward:.2f}, at most')
+  return spent
 
 
 def main(argv: Sequence[str] | None = None) -> None:

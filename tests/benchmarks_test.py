@@ -41,13 +41,9 @@ def test_the_local_step_of_each_algorithm(local_step, capsys, name, scenario):
   printed = _measure(
     local_step, capsys, f'--algorithm={name}', f'--scenario={scenario}'
   )
-  compute = registry.REGISTRY[name].compute
+  assert ('unlabelled example' in printed) == ('supervised' not in name)
   is_labeled = scenario == 'labels_at_clients'
-  kinds = [('unlabelled', compute.unlabeled)]
-  kinds += [('labelled', compute.labeled)] if is_labeled else []
-  for kind, passes in kinds:
-    if passes.forward:
-      assert f'{f"{kind} example":<23}{passes.equivalents} needed' in printed
+  assert ('  labelled example' in printed) == is_labeled
 
 
 def test_the_local_step_in_bfloat16(local_step, capsys):

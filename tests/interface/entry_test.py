@@ -49,7 +49,3 @@ def test_configured_algorithms_have_the_rounds_given():
   own = entry.hparams(rho=0.25)
   configured = entry.configure(own, rounds)
   assert (configured.rho, configured.round) == (0.25, rounds)
-
-
-def test_passes_in_forward_equivalents():
-  assert entry_lib.Passes(2, 3).equivalents == 8

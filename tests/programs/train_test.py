@@ -144,7 +144,7 @@ def test_what_it_prints(finished):
     assert words in output
   text = ' '.join(output.split())
   assert ' compute at most ' in text
-  assert " forward-equivalents; the authors' code " in text
+  assert ' forward-equivalents)' in text
 
 
 def test_what_it_writes(finished):

@@ -93,12 +93,6 @@ class CbaFed(base.Algorithm):
     extra_uploads=('shares of classes',),
     without_own_weights='weigh_by_examples=false',
   )
-  compute = base.Compute(
-    base.Passes(1, 1),
-    once=base.Passes(1, 0),
-    authors=base.Passes(1, 1),
-    note='Kept examples only, in the one epoch of an unlabelled client.',
-  )
   round_defaults = {
     'client_epochs': 11,
     'client_batch_size': 64,

@@ -72,12 +72,6 @@ class FedDb(base.Algorithm):
     signals='sends_rows',
     without_signals='weights=uniform',
   )
-  compute = base.Compute(
-    base.Passes(2, 1),
-    once=base.Passes(1, 0),
-    authors=base.Passes(2, 1),
-    note='Kept examples only. Weak views are predicted to follow p.',
-  )
   round_defaults = {
     'client_epochs': 5,
     'client_batch_size': 500,

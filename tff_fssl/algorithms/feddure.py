@@ -55,15 +55,6 @@ class FedDure(base.Algorithm):
   scenarios = (base.LABELS_AT_CLIENTS,)
   unlabeled_views = base.WEAK_AND_STRONG
   norm = 'bn'
-  compute = base.Compute(
-    base.Passes(3, 3),
-    labeled=base.Passes(3, 1),
-    authors=base.Passes(3, 3),
-    note=(
-      'In joint steps. In the fine-tuning, there is no student. Weak views are'
-      ' differentiated as part of the joint pass, with gradients of 0.'
-    ),
-  )
   round_defaults = {
     'client_steps': 10,
     'client_batch_size': 90,

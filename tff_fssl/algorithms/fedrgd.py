@@ -96,7 +96,6 @@ class FedRgd(base.Algorithm):
     groups='has_groups',
     without_groups='num_groups=1',
   )
-  compute = base.Compute(base.Passes(2, 1))
   # The paper's optimizers, except for the learning rate, which depends on the
   # network: 0.165 for ResNet-18, 0.0075 for ResNet-9.
   round_defaults = {

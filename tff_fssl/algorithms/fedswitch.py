@@ -89,7 +89,6 @@ class TsServerEma(base.Algorithm):
   flags_of = 'fedswitch'
   paper = 'Zhao et al., arXiv 2023'
   unlabeled_views = base.WEAK_AND_STRONG
-  compute = base.Compute(base.Passes(2, 1))
   capabilities = base.Capabilities(weight_sets_down=2)
   # The paper's optimizers are plain SGD and FedAvg, with FedProx's term.
   round_defaults = {

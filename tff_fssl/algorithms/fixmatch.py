@@ -43,14 +43,6 @@ class FixMatch(base.Algorithm):
   paper = 'Sohn et al., NeurIPS 2020'
   # Clients draw unlabelled examples because these views are declared.
   unlabeled_views = base.WEAK_AND_STRONG
-  compute = base.Compute(
-    base.Passes(2, 1),
-    authors=base.Passes(2, 2),
-    note=(
-      "The authors' code (google-research) differentiates one pass over all"
-      ' views, the weak ones included, whose gradients are 0.'
-    ),
-  )
 
   confidence_threshold: float = hparam(
     0.95,

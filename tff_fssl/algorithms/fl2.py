@@ -156,16 +156,6 @@ class Fl2(base.Algorithm):
     extra_uploads=('learning status (in the weight)',),
     without_own_weights='learning_status_aggregation=false',
   )
-  compute = base.Compute(
-    base.Passes(2, 3),
-    once=base.Passes(1, 0),
-    authors=base.Passes(5, 3),
-    note=(
-      '6 if the kept examples of a batch are the confident ones; 3 if no'
-      " example is confident. The authors' code predicts the weak view for"
-      ' nothing, and repeats the pass at W for Q, L_p and L_a.'
-    ),
-  )
   metrics = _METRICS
 
   adaptive_threshold: bool = hparam(

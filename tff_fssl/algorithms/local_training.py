@@ -132,7 +132,6 @@ class LocalUda(_Alone, uda.Uda):
 
   name = 'local_uda'
   flags_of = 'uda'
-  compute = base.Compute(base.Passes(2, 1))
   # Without the server's metrics, since it does not train.
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = tuple(
     metric
@@ -148,4 +147,3 @@ class LocalFixMatch(_Alone, fixmatch.FixMatch):
   name = 'local_fixmatch'
   flags_of = 'fixmatch'
   tiny = {'confidence_threshold': 0.3}
-  compute = base.Compute(base.Passes(2, 1))

@@ -74,11 +74,6 @@ class MixMatch(base.Algorithm):
   name = 'mixmatch'
   paper = 'Berthelot et al., NeurIPS 2019'
   capabilities = base.Capabilities(without_mixing='mixup_concentration=0')
-  compute = base.Compute(
-    base.Passes(4, 2),
-    authors=base.Passes(4, 2),
-    note='Two views: each is predicted once, and learnt once when mixed.',
-  )
   tiny = {'ramp_rounds': 0}
   metrics = (
     metrics_lib.client_metric(

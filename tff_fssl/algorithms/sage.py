@@ -53,14 +53,6 @@ class Sage(base.Algorithm):
   paper = 'Liu et al., CVPR 2025'
   unlabeled_views = base.WEAK_AND_STRONG
   norm = 'bn'
-  compute = base.Compute(
-    base.Passes(3, 2),
-    authors=base.Passes(3, 2),
-    note=(
-      'Weak views are differentiated as part of the joint pass, with gradients'
-      ' of 0.'
-    ),
-  )
   round_defaults = {
     'client_epochs': 10,
     'client_batch_size': 256,

@@ -56,12 +56,6 @@ class SemiFl(base.Algorithm):
   capabilities = base.Capabilities(
     without_mixing='mixup_concentration=0',
   )
-  compute = base.Compute(
-    base.Passes(2, 2),
-    once=base.Passes(1, 0),
-    authors=base.Passes(3, 2),
-    note="The authors' code also predicts the weak view, for its log.",
-  )
   round_defaults = {
     'client_batch_size': 10,
     'learning_rate_schedule': 'cosine',

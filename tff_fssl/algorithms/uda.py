@@ -49,14 +49,6 @@ class Uda(base.Algorithm):
   name = 'uda'
   paper = 'Xie et al., NeurIPS 2020'
   unlabeled_views = base.WEAK_AND_STRONG
-  compute = base.Compute(
-    base.Passes(2, 1),
-    authors=base.Passes(2, 2),
-    note=(
-      "The authors' code (google-research) differentiates one pass over all"
-      ' views, the weak ones included, whose gradients are 0.'
-    ),
-  )
   tiny = {'confidence_threshold': 0.3, 'tsa_rounds': 2}
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = (
     metrics_lib.client_metric(

@@ -36,8 +36,6 @@ RoundHparams = round_hparams.RoundHparams
 Broadcast = channels.Broadcast
 Upload = channels.Upload
 Capabilities = entry.Capabilities
-Compute = entry.Compute
-Passes = entry.Passes
 Mean = means.Mean
 Tensors: TypeAlias = 'Mapping[str, tf.Tensor]'
 
@@ -452,7 +450,7 @@ class Algorithm:
     norm: The paper's normalization layers. With '', the program's default.
     normalization: The authors' normalization of images. With '', the program's
       default.
-    compute: Passes over the network for an example. A test measures them.
+    learns_unlabeled: Whether clients learn from unlabelled examples.
     capabilities: Features of the algorithm, and its demands on a deployment.
     metrics: Declarations of the metrics that only this algorithm reports.
     tiny: Hyper-parameters by which tests reach all of the code with a few
@@ -477,7 +475,7 @@ class Algorithm:
   round_defaults: ClassVar[Mapping[str, Any]] = {}
   norm: ClassVar[str] = ''
   normalization: ClassVar[str] = ''
-  compute: ClassVar[Compute] = Compute()
+  learns_unlabeled: ClassVar[bool] = True
   capabilities: ClassVar[Capabilities] = Capabilities()
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = ()
   tiny: ClassVar[Mapping[str, Any]] = {}

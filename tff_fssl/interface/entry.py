@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
@@ -26,7 +26,6 @@ class Capabilities:
     per_client_broadcast: Whether clients receive different messages.
     extra_uploads: Other values that a client sends with its update and its
       statistics.
-    client_phases: Client phases in a round, without static batch norm's.
     weight_sets_down: The most weight sets sent to a client in a phase.
     without_own_weights: 'name=value', the hyper-parameter by which
       `client_weighting` decides. By its other values the algorithm sets the
@@ -50,7 +49,6 @@ class Capabilities:
   client_state_if: str = ''
   per_client_broadcast: bool = False
   extra_uploads: tuple[str, ...] = ()
-  client_phases: int = 1
   weight_sets_down: int = 1
   without_own_weights: str = ''
   signals: str = ''
@@ -66,44 +64,6 @@ class Capabilities:
     return self.client_state or (bool(name) and bool(getattr(hparams, name)))
 
 
-class Passes(NamedTuple):
-  """Passes over the network for one example.
-
-  Attributes:
-    forward: Forward passes.
-    backward: Backward passes, two forward-equivalents each.
-  """
-
-  forward: int = 0
-  backward: int = 0
-
-  @property
-  def equivalents(self) -> int:
-    """Computes the cost in forward-equivalents."""
-    return self.forward + 2 * self.backward
-
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-  """A client's computation for an example. A test measures it.
-
-  Attributes:
-    unlabeled: In each step, for an unlabelled example, with the default
-      hyper-parameters and in the most expensive case.
-    labeled: The same for a labelled example, if clients hold labels.
-    once: In each round, for an unlabelled example.
-    authors: The passes of the authors' code instead of `unlabeled`. None if
-      there is no such code.
-    note: The reason for a difference, or the most expensive case.
-  """
-
-  unlabeled: Passes = Passes()
-  labeled: Passes = Passes(1, 1)
-  once: Passes = Passes()
-  authors: Passes | None = None
-  note: str = ''
-
-
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
   """A registry entry.
@@ -114,7 +74,7 @@ class Algorithm:
     hparams: The class, a `base.Algorithm`. Its fields are its
       hyper-parameters.
     capabilities: Features of the algorithm, and its demands on a deployment.
-    compute: A client's computation for an example.
+    learns_unlabeled: Whether clients learn from unlabelled examples.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag. From Python, write
       `RoundHparams(**{**entry.round_defaults, ...})`.
@@ -134,7 +94,7 @@ class Algorithm:
   summary: str
   hparams: type[Any]
   capabilities: Capabilities = Capabilities()
-  compute: Compute = Compute()
+  learns_unlabeled: bool = True
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   norm: str = ''
   normalization: str = ''
@@ -153,7 +113,7 @@ class Algorithm:
       ' '.join(docstring.split()),
       algorithm,
       capabilities=algorithm.capabilities,
-      compute=algorithm.compute,
+      learns_unlabeled=algorithm.learns_unlabeled,
       round_defaults=algorithm.round_defaults,
       norm=algorithm.norm,
       normalization=algorithm.normalization,

@@ -51,19 +51,12 @@ class RoundCompute:
     """Returns the FLOPs of one example's forward pass: a forward-equivalent."""
     return self.clients.forward
 
-  def count_client(
-    self,
-    num_labeled: float,
-    num_unlabeled: float,
-    unlabeled: Flops | None = None,
-  ) -> Flops:
+  def count_client(self, num_labeled: float, num_unlabeled: float) -> Flops:
     """Counts the FLOPs of a client's round, if it trains on all its examples.
 
     Args:
       num_labeled: Its labelled examples. This can be the mean over clients.
       num_unlabeled: Its unlabelled examples.
-      unlabeled: FLOPs of the steps for each unlabelled example. None: the
-        measured FLOPs.
 
     Returns:
       The FLOPs of steps, of values computed once, and of static batch norm.
@@ -81,7 +74,7 @@ class RoundCompute:
         (num_unlabeled, sizes[0], uses[0]),
         (num_labeled, sizes[1], uses[1]),
       )
-    total = (unlabeled or self.clients.unlabeled) * in_steps[0]
+    total = self.clients.unlabeled * in_steps[0]
     total += self.clients.labeled * in_steps[1]
     total += self.clients.once * once_for
     return total + self._statistics(num_labeled + num_unlabeled)

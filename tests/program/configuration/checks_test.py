@@ -384,7 +384,6 @@ def test_statistics_of_clients_are_refused(own_data, argv, words, aggregator):
   [
     ({'client_state': True}, 'identity'),
     ({'per_client_broadcast': True}, 'message of its own'),
-    ({'client_phases': 2}, '2 client phases'),
   ],
 )
 def test_cross_device_names_what_stands_against_it(monkeypatch, changed, word):

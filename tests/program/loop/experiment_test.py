@@ -192,17 +192,14 @@ def test_compute_of_a_client_of_mean_size():
   task, found = _compute('--algorithm=fl2', '--client_epochs=3')
   mean = np.mean([len(held) for held in task.partition.client_unlabeled])
   assert found.forward_flops == 2 * 64 * 10
-  # Five passes in each epoch, or two; pseudo-labels. The authors: eight.
+  # Five passes in each epoch, or two; pseudo-labels.
   np.testing.assert_allclose(found.client, 16 * mean)
   np.testing.assert_allclose(found.client_least, 7 * mean)
-  np.testing.assert_allclose(found.client_authors, 25 * mean)
   num_labeled = len(task.partition.server_labeled)
   np.testing.assert_allclose(found.server, 2 * 5 * num_labeled)
 
 
-def test_compute_of_other_passes_than_the_authors():
-  _, found = _compute('--algorithm=mixmatch', '--mixmatch.num_views=3')
-  assert found.client and found.client_authors is None
+def test_compute_where_only_the_server_trains():
   _, found = _compute('--algorithm=supervised')
   assert found.client == 0 and found.server
 

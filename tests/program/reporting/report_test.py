@@ -161,7 +161,7 @@ def test_nothing_of_protected_clients(tmp_path, aggregator):
     pathlib.Path(partition).write_text(
       text.replace('"alpha": 0.3', '"alpha": 0.7')
     )
-    compute = summary.Compute(1e6, 10 * alpha, 10.0, None, 5.0)
+    compute = summary.Compute(1e6, 10 * alpha, 10.0, 5.0)
     summary.write_compute(output_tree.OutputTree(path).compute_json, compute)
     timing = output_tree.OutputTree(path).timing_csv
     text = pathlib.Path(timing).read_text()

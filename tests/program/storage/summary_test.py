@@ -30,25 +30,24 @@ def test_the_summary_of_a_run(tmp_path):
     assert json.load(file) == result
 
 
-_COMPUTE = summary.Compute(20.5e6, 20_421.4, 8_278.0, 27_771.4, 635.7)
+_COMPUTE = summary.Compute(20.5e6, 20_421.4, 8_278.0, 635.7)
 
 
 def test_what_is_written_is_read(tmp_path):
   path = str(tmp_path / 'compute.json')
   assert summary.read_compute(path) is None
-  for written in (_COMPUTE, dataclasses.replace(_COMPUTE, client_authors=None)):
-    summary.write_compute(path, written)
-    assert summary.read_compute(path) == written
+  summary.write_compute(path, _COMPUTE)
+  assert summary.read_compute(path) == _COMPUTE
 
 
 def test_in_words():
   assert _COMPUTE.describe() == (
-    'at most 419 GFLOP a client and round (20,421 forward-equivalents; the'
-    " authors' code 27,771), server 13 GFLOP a round (636)"
+    'at most 419 GFLOP a client and round (20,421 forward-equivalents),'
+    ' server 13 GFLOP a round (636)'
   )
-  only_server = summary.Compute(5.0, 0.0, 0.0, None, 100.0)
+  only_server = summary.Compute(5.0, 0.0, 0.0, 100.0)
   assert only_server.describe() == 'server 500 FLOP a round (100)'
-  unknown = dataclasses.replace(_COMPUTE, client_authors=None, server=0.0)
+  unknown = dataclasses.replace(_COMPUTE, server=0.0)
   assert unknown.describe().endswith('(20,421 forward-equivalents)')
 
 

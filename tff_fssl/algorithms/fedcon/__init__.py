@@ -111,11 +111,6 @@ class FedCon(base.Algorithm):
     signals='keeps_state',
     without_signals='client_state=none',
   )
-  compute = base.Compute(
-    base.Passes(4, 2),
-    note='Two views through both networks, without the head, and through'
-    ' the projector, which is not counted.',
-  )
   round_defaults = {
     'client_batch_size': 50,
     'client_epochs': 1,

@@ -172,14 +172,6 @@ class FedMatch(base.Algorithm):
     signals='remembers',
     without_signals='remembered_clients=0',
   )
-  compute = base.Compute(
-    base.Passes(2, 2),
-    once=base.Passes(3, 0),
-    note='Without helpers, that is in nine of ten rounds, 4, and 1 once. Of'
-    ' the passes once, one is over a single image of noise, though it'
-    " counts for each example. The authors' code asks helpers in each"
-    ' step.',
-  )
   round_defaults = {
     'client_epochs': 1,
     'client_batch_size': 100,

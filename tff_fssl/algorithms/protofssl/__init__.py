@@ -100,12 +100,6 @@ class ProtoFssl(base.Algorithm):
     without_signals='prototypes=global',
     labels_of_class='least_labels',
   )
-  compute = base.Compute(
-    base.Passes(1, 1),
-    once=base.Passes(1, 0),
-    authors=base.Passes(1, 1),
-    note='Once: for each labelled example, whose prototypes are sent.',
-  )
   round_defaults = {
     'client_epochs': 10,
     'client_batch_size': 100,

@@ -75,15 +75,6 @@ class ProxyFl(base.Algorithm):
     signals='sends_rows',
     without_signals='tuning=none',
   )
-  compute = base.Compute(
-    base.Passes(3, 2),
-    once=base.Passes(2, 0),
-    authors=base.Passes(3, 2),
-    note=(
-      'Weak views are differentiated as part of the joint pass. Once: to count'
-      ' classes. Without the projections.'
-    ),
-  )
   round_defaults = {
     'client_epochs': 10,
     'client_batch_size': 256,

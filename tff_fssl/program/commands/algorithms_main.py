@@ -4,15 +4,12 @@ import ast
 from collections.abc import Sequence
 import importlib.util
 import os
-import string
 import sys
-import textwrap
 
 from tff_fssl import files
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
-from tff_fssl.interface import round_hparams
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
@@ -36,24 +33,22 @@ _ASKED = {
   'cross-device': ('--cross_device',),
 }
 _YES = 'yes'
-# Of images with which the compute of a user's algorithm is measured.
-_IMAGE = (16, 16, 1)
 # Two lines of headings, the algorithm's name apart.
 _HEADS = (
-  ('labels', 'client', 'mess-', 'client', 'weight', 'secure', 'dp', 'cross-'),
-  ('at', 'state', 'age', 'phases', 'sets', '', '', 'device'),
+  ('labels', 'client', 'mess-', 'weight', 'secure', 'dp', 'cross-'),
+  ('at', 'state', 'age', 'sets', '', '', 'device'),
 )
 _LEGEND = """\
 labels at      Where the labels can be; both: at the server or at the clients.
 client state   Whether the server keeps one for each client, by its identity.
 message        Whether all clients receive the same one, or each one of its own.
-client phases  In a round, without static batch norm's.
 weight sets    That travel in a phase, to a client / from a client.
 secure         --aggregator=secure: only sums of updates leave the clients.
 dp             --aggregator=dp: only a sum with noise leaves the clients.
 cross-device   --cross_device: no identities, one phase a round; TFF's
                MapReduceForm holds such a process. These three need --norm=gn
-               or --norm=none; all but dp can have --norm=bn.\
+               or --norm=none; all but dp can have --norm=bn. With a name,
+               `algorithms` says what refuses them.\
 """
 
 
@@ -90,11 +85,8 @@ def _refusal(entry: registry.Algorithm, asked: str) -> str:
 
 
 def _overview() -> str:
-  """Shows the table of all algorithms, with notes."""
+  """Shows the table of all algorithms, with their papers."""
   rows = [['', *_HEADS[0]], ['', *_HEADS[1]]]
-  uploads: list[str] = []
-  # Reason -> the aggregators that it is about, if any.
-  refusals: dict[str, list[str]] = {}
   for name, entry in registry.REGISTRY.items():
     can = entry.capabilities
     places = [s.removeprefix('labels_at_') for s in entry.scenarios]
@@ -103,41 +95,23 @@ def _overview() -> str:
       places[0] if len(places) == 1 else 'both',
       _YES if can.keeps_client_state(entry.hparams()) else 'no',
       'own' if can.per_client_broadcast else 'same',
-      str(can.client_phases),
       f'{can.weight_sets_down} / {entry.weight_sets_up}',
     ]
-    for asked in _ASKED:
-      # One note for all algorithms that are refused for the same reason.
-      reason = _refusal(entry, asked).replace(
-        f'--algorithm={name}', 'the algorithm'
-      )
-      general = reason.removeprefix(f'--aggregator={asked}: ')
-      if reason:
-        of_aggregators = refusals.setdefault(general, [])
-        if general != reason and asked not in of_aggregators:
-          of_aggregators.append(asked)
-        row.append(f'no ({_letter(list(refusals).index(general))})')
-      else:
-        row.append(_YES)
+    row += ['no' if _refusal(entry, asked) else _YES for asked in _ASKED]
     rows.append(row)
-    if can.extra_uploads:
-      more = ', '.join(can.extra_uploads)
-      uploads.append(f'{name}: clients also send: {more}.')
-  lines = [*_columns(rows), '']
   papers = {e.name: e.paper for e in registry.REGISTRY.values() if e.paper}
-  lines += [*console.table(papers, indent=0).splitlines(), '']
-  for note in uploads:
-    lines += _wrapped(note)
-  for number, (note, aggregators) in enumerate(refusals.items()):
-    about = f'--aggregator={" or ".join(aggregators)}: ' if aggregators else ''
-    lines += _wrapped(f'({_letter(number)}) {about}{note}')
   more = f'{console.command("algorithms")} NAME explains one.'
-  return '\n'.join([*lines, '', _LEGEND, '', more])
-
-
-def _letter(number: int) -> str:
-  """Names a note by a letter. Two digits would make a column too wide."""
-  return string.ascii_letters[number]
+  return '\n'.join(
+    [
+      *_columns(rows),
+      '',
+      console.table(papers, indent=0),
+      '',
+      _LEGEND,
+      '',
+      more,
+    ]
+  )
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -153,12 +127,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     padded = (cell.ljust(w) for cell, w in zip((first, *others), widths))
     lines.append('  '.join(padded).rstrip())
   return lines
-
-
-def _wrapped(text: str) -> list[str]:
-  return textwrap.wrap(
-    text, console.WIDTH, subsequent_indent='    ', break_on_hyphens=False
-  )
 
 
 def _page(entry: registry.Algorithm) -> str:
@@ -228,8 +196,6 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     'messages': 'each client receives one of its own'
     if can.per_client_broadcast
     else 'all clients receive the same one',
-    'phases': f'{can.client_phases} a round; static batch norm (--norm=sbn)'
-    ' adds one, unless --statistics_phase=training',
     'weight sets': f'{can.weight_sets_down} to a client and'
     f' {entry.weight_sets_up} from a client in a phase'
     + (', without the last layer' if entry.hparams.head_stays else ''),
@@ -241,9 +207,8 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
       'each client keeps its own model; in a simulation, the server keeps all'
     )
     rows['messages'] = 'none: each client trains alone'
-    for name in ('phases', 'weight sets', 'also sent'):
+    for name in ('weight sets', 'also sent'):
       del rows[name]
-  rows['compute'] = _compute(entry)
   if can.without_own_weights:
     rows['weights'] = (
       'of updates are set by the algorithm, unless'
@@ -253,66 +218,3 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     reason = _refusal(entry, asked).removeprefix(f'{arguments[0]}: ')
     rows[arguments[0]] = f'no: {reason}' if reason else 'with --norm=gn'
   return rows
-
-
-def _measured(entry: registry.Algorithm) -> str:
-  """Measures the steps of a user's algorithm."""
-  # They need TensorFlow: not for the package's own algorithms.
-  # pylint: disable=import-outside-toplevel
-  main_lib.quiet()
-  import tensorflow as tf
-
-  from tff_fssl.data import augment
-  from tff_fssl.models import networks
-  from tff_fssl.rounds import compute
-
-  kinds: dict[str, str] = {}
-  for scenario in entry.trains_clients:
-    hparams = round_hparams.RoundHparams(
-      **{**entry.round_defaults, 'scenario': scenario}
-    )
-    cost = compute.measure(
-      lambda: networks.build_network('cnn', _IMAGE, 10, 'bn'),
-      entry.configure(None, hparams),
-      views=augment.build_views(_IMAGE, mean=(0.5,), std=(0.5,), flip=False),
-      stored=tf.TensorSpec([None, *_IMAGE], tf.uint8),
-    ).clients
-    for kind, flops in (
-      ('for an unlabelled example in a step', cost.unlabeled),
-      ('for a labelled one in a step', cost.labeled),
-      ('once a round for each unlabelled example', cost.once),
-    ):
-      if flops.most:
-        kinds.setdefault(kind, f'{flops.most / cost.forward:.1f} {kind}')
-  return (
-    f'{", ".join(kinds.values())}, in forward-equivalents (a backward pass'
-    ' counts about 2), as measured with --model=cnn'
-  )
-
-
-def _compute(entry: registry.Algorithm) -> str:
-  """Describes the compute of clients for an example."""
-  # A user's algorithm need not declare its compute.
-  if not entry.hparams.__module__.startswith('tff_fssl.'):
-    try:
-      return _measured(entry)
-    except Exception as error:  # pylint: disable=broad-except
-      # The user's code may fail in any way; the rest of the page is known.
-      reason = f'{type(error).__name__}: {files.first_line(error)}'
-      return f'not known, since it cannot be built or measured ({reason})'
-  compute, kinds = entry.compute, []
-  if compute.unlabeled.forward:
-    authors = compute.authors
-    theirs = f" (the authors' code: {authors.equivalents})" if authors else ''
-    kinds.append(
-      f'{compute.unlabeled.equivalents} for an unlabelled example{theirs}'
-    )
-  if round_hparams.LABELS_AT_CLIENTS in entry.scenarios:
-    kinds.append(f'{compute.labeled.equivalents} for a labelled one')
-  once = compute.once.equivalents
-  return (
-    f'{" and ".join(kinds)} in a step'
-    + (f', and {once} a round for each unlabelled one' if once else '')
-    + ', in forward-equivalents (a backward pass counts 2).'
-    + (f' {compute.note}' if compute.note else '')
-  )

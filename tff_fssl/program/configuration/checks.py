@@ -281,9 +281,7 @@ def check_labeled_majority(config: run_config.Config, num_labeled: int) -> None:
     UsageError: If no round could apply an update.
   """
   is_robust = config.aggregator.aggregator == aggregator_hparams.ROBUST
-  if config.entry.compute.unlabeled.forward or not (
-    is_robust and config.aggregates
-  ):
+  if config.entry.learns_unlabeled or not (is_robust and config.aggregates):
     return
   cohort = config.run.clients_per_round
   # As in `aggregators.robust`: also half of those that take part.
@@ -387,11 +385,6 @@ def _check_cross_device(config: run_config.Config) -> None:
     )
   if not config.trains_clients:
     return
-  if capabilities.client_phases > 1:
-    raise UsageError(
-      f'{name} needs {capabilities.client_phases} client phases a round; such a'
-      ' deployment has one'
-    )
   if (
     config.run.norm == model_names.STATIC_BATCH_NORM
     and config.round.statistics_phase == round_hparams_lib.OWN

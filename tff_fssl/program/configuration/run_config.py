@@ -70,9 +70,7 @@ class Config:
   @property
   def learns_unlabeled(self) -> bool:
     """Says whether clients train on unlabelled examples."""
-    compute = self.entry.compute
-    passes = compute.unlabeled.equivalents + compute.once.equivalents
-    return self.trains_clients and bool(passes)
+    return self.trains_clients and self.entry.learns_unlabeled
 
   @property
   def uses_unlabeled(self) -> bool:

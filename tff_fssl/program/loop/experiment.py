@@ -444,24 +444,14 @@ def measure_compute(task: Task) -> summary.Compute | None:
   num_unlabeled /= config.streaming.steps
   if partition.settings.labeled_also_unlabeled:
     num_unlabeled += num_labeled
-  cost, declared = measured.clients, config.entry.compute
-  client, authors = flops.Flops(), None
+  client = flops.Flops()
   if config.trains_clients:
     client = measured.count_client(num_labeled, num_unlabeled)
-    # The figures of the authors' code hold for the same passes only.
-    same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
-    if declared.authors is not None and same:
-      theirs = cost.passes(*declared.authors)
-      of_theirs = measured.count_client(
-        num_labeled, num_unlabeled, flops.Flops(theirs, theirs)
-      )
-      authors = of_theirs.most / measured.forward
   server = measured.count_server(len(partition.server_labeled))
   return summary.Compute(
     measured.forward,
     client.most / measured.forward,
     client.least / measured.forward,
-    authors,
     server.most / measured.forward,
   )
 

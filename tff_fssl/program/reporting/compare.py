@@ -107,7 +107,6 @@ _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
     1,
   ),
   ('forward-equivalents, at most', _compute_column(lambda c: c.client), 0),
-  ("by the authors' code", _compute_column(lambda c: c.client_authors), 0),
   (
     'GFLOP of the server, a round',
     _compute_column(lambda c: c.flops(c.server) / _GIGA),

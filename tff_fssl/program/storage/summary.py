@@ -112,15 +112,12 @@ class Compute:
       forward-equivalent.
     client: The most forward-equivalents of a client of mean size in a round.
     client_least: The least, if it keeps all its examples.
-    client_authors: The most that the authors' code would spend, or None if not
-      known.
     server: Forward-equivalents of the server in a round.
   """
 
   forward_flops: float
   client: float
   client_least: float
-  client_authors: float | None
   server: float
 
   def flops(self, forward_equivalents: float) -> float:
@@ -131,12 +128,9 @@ class Compute:
     """Describes it in a sentence, for the start of a run."""
     parts = []
     if self.client:
-      authors = ''
-      if self.client_authors is not None:
-        authors = f"; the authors' code {self.client_authors:,.0f}"
       parts.append(
         f'at most {flops_text(self.flops(self.client))} a client and round'
-        f' ({self.client:,.0f} forward-equivalents{authors})'
+        f' ({self.client:,.0f} forward-equivalents)'
       )
     if self.server:
       flops = flops_text(self.flops(self.server))
@@ -168,11 +162,11 @@ def read_compute(path: str) -> Compute | None:
   if values.pop('format', None) != _COMPUTE_FORMAT:
     raise files.FileError(path, f'its format is not {_COMPUTE_FORMAT!r}')
   names = {field.name for field in dataclasses.fields(Compute)}
+  # Versions before 0.6 also counted what the authors' code spends.
+  values.pop('client_authors', None)
   if values.keys() != names:
     raise files.FileError(path, f'it must have {", ".join(sorted(names))}')
   for name, value in values.items():
-    if value is None and name == 'client_authors':
-      continue
     # In Python, True is an int.
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
