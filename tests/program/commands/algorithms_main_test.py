@@ -43,7 +43,6 @@ def _demanding(monkeypatch):
       client_state=True,
       per_client_broadcast=True,
       extra_uploads=('its shoe size', 'its age'),
-      client_phases=2,
       weight_sets_down=3,
     ),
   )
@@ -58,24 +57,18 @@ def test_the_table(shown):
   rows = [line.split() for line in lines[2 : 2 + len(registry.REGISTRY)]]
   assert [row[0] for row in rows] == list(registry.REGISTRY)
   cells = {row[0]: row[1:] for row in rows}
-  same = ['no', 'same', '1', '1', '/', '1', 'yes']
+  same = ['no', 'same', '1', '/', '1', 'yes']
   assert cells['fixmatch'] == ['both', *same, 'yes', 'yes']
-  assert cells['fl2'] == ['both', *same, 'no', '(a)', 'yes']
+  assert cells['fl2'] == ['both', *same, 'no', 'yes']
   assert cells['semifl'] == ['server', *same, 'yes', 'yes']
-  text = ' '.join(' '.join(lines).split())
-  assert 'fl2: clients also send: learning status (in the weight).' in text
-  assert '(a) --aggregator=dp: clients must count equally' in text
 
 
 def test_the_table_of_an_algorithm_with_demands(shown, demanding):
   _, lines = shown()
   assert max(map(len, lines)) <= 80
   row = lines[lines.index(demanding.name) + 1].split()
-  assert row[:6] == ['both', 'yes', 'own', '2', '3', '/']
-  assert row[-2] == 'no'
-  text = ' '.join(' '.join(lines).split())
-  assert 'clients also send: its shoe size, its age.' in text
-  assert 'the algorithm keeps a state for each client' in text
+  assert row[:6] == ['both', 'yes', 'own', '3', '/', '1']
+  assert row[-3:] == ['yes', 'yes', 'no']
 
 
 @pytest.mark.parametrize('name', registry.REGISTRY)
@@ -136,22 +129,6 @@ def test_a_page(name, shown):
   assert ('  fl2/figure4' in lines) == (name == 'fl2')
 
 
-@pytest.mark.parametrize(
-  'name, words',
-  [
-    ('supervised', 'compute 3 for a labelled one in a step, in'),
-    (
-      'fl2',
-      "8 for an unlabelled example (the authors' code: 11) and 3 for a labelled"
-      ' one in a step, and 1 a round for each unlabelled one, in',
-    ),
-  ],
-)
-def test_a_page_says_what_clients_compute(name, words, shown):
-  _, lines = shown(name)
-  assert words in ' '.join(' '.join(lines).split())
-
-
 def test_pages_have_docstrings_and_what_is_refused(shown):
   lines = shown('fl2')[1]
   assert lines[0].startswith('(FL)^2: Overcoming Few Labels')
@@ -164,8 +141,7 @@ def test_pages_have_docstrings_and_what_is_refused(shown):
 def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
 
   class Own(fixmatch.FixMatch):
-    def streams(self):
-      raise ValueError('it has none')
+    pass
 
   entry = dataclasses.replace(demanding, hparams=Own)
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
@@ -174,14 +150,11 @@ def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
   assert lines[0] == f'{__name__}: it has no docstring.'
   assert '  Unless given: --client_epochs=3.' in lines
   assert not any('configs/' in line for line in lines)
-  assert 'cannot be built or measured (ValueError: it has none)' in ' '.join(
-    ' '.join(lines).split()
-  )
+  assert 'its shoe size, its age' in ' '.join(lines)
   Own.__module__ = 'nowhere'
   code, lines = shown(entry.name)
   assert code == main.DONE
   assert lines[0] == 'nowhere: its source is not there.'
-  assert 'not known, since it cannot be built' in ' '.join(lines)
 
 
 @pytest.mark.parametrize(
