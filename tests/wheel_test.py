@@ -1,6 +1,7 @@
 """The wheel: what is in it, and that it works away from the source tree."""
 
 import configparser
+import glob
 import os
 import shutil
 import subprocess
@@ -105,9 +106,26 @@ def test_its_command_works_in_an_empty_folder(tff_fssl_command, repository):
   assert '--algorithm=fixmatch is selected' in done.stderr
 
 
+def _find_pythons():
+  """The Pythons that can run the package, the test's own and all others."""
+  found = {sys.executable}
+  for minor in (11, 12, 13):
+    versions = os.path.expanduser(f'~/.pyenv/versions/3.{minor}.*/bin/python')
+    names = [*glob.glob(versions), shutil.which(f'python3.{minor}')]
+    for name in filter(None, names):
+      done = subprocess.run(
+        [name, '-c', 'import ensurepip, venv'], capture_output=True, check=False
+      )
+      if not done.returncode and sys.version_info[1] != minor:
+        found.add(name)
+        break
+  return sorted(found)
+
+
 @pytest.mark.slow
-def test_it_installs_without_make(wheel, repository, tmp_path):
-  subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'new'], check=True)
+@pytest.mark.parametrize('python', _find_pythons())
+def test_it_installs_without_make(python, wheel, repository, tmp_path):
+  subprocess.run([python, '-m', 'venv', tmp_path / 'new'], check=True)
   folder = tmp_path / 'new' / 'bin'
   pip = [folder / 'python', '-m', 'pip', '--disable-pip-version-check']
   known = subprocess.run(
