@@ -39,8 +39,7 @@ def test_records_give_back_the_settings(partition):
   record = settings.recorded()
   parse = partition_settings.PartitionSettings.parse_record
   assert parse(record) == settings
-  # Older versions had fewer settings, and another name.
-  record['split'] = record.pop('partition')
+  # Older versions had fewer settings.
   del record['num_unlabeled'], record['client_test_fraction']
   assert parse(record) == settings
   assert settings.title

@@ -54,9 +54,7 @@ def test_json_file_and_its_version(tmp_path):
   assert fields['settings']['num_examples'] == 500
   with pytest.raises(UsageError, match='version is 99'):
     partition_lib.Partition.parse_json(json.dumps(fields | {'version': 99}))
-  # Older versions called it `split`.
-  fields['settings']['split'] = fields['settings'].pop('partition')
-  fields['version'] = 1
+  # Settings that are newer than the file.
   del fields['wrong_examples'], fields['wrong_labels'], fields['client_names']
   del fields['settings']['shards_per_client']
   older = partition_lib.Partition.parse_json(json.dumps(fields))

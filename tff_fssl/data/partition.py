@@ -17,8 +17,6 @@ from tff_fssl.hparams import UsageError
 
 _FORMAT = 'tff_fssl.partition'
 _VERSION = 3
-# Version 1 had no wrong labels.
-_READABLE = (1, 2, _VERSION)
 # The setting that is new in version 3. Files without it have version 2.
 _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
@@ -209,7 +207,7 @@ class Partition:
       fields = json.loads(text)
       if fields['format'] != _FORMAT:
         raise ValueError(f'its format is {fields["format"]!r}')
-      if fields['version'] not in _READABLE:
+      if fields['version'] not in (_WITHOUT_TEST, _VERSION):
         raise ValueError(f'its version is {fields["version"]}, not {_VERSION}')
       settings = fields['settings']
       partition = cls(

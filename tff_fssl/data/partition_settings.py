@@ -16,8 +16,6 @@ _ROW_CLASSES = 10
 _MAX_CLIENTS = 10**6
 # Clients need examples to train on.
 MAX_TEST_FRACTION = 0.9
-# Names of settings in older versions -> current names.
-_RENAMED = {'split': 'partition'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +333,6 @@ class PartitionSettings:
     Raises:
       UsageError: If a value is not allowed.
     """
-    record = {_RENAMED.get(name, name): v for name, v in record.items()}
     given: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
       if field.name in record:
@@ -346,7 +343,8 @@ class PartitionSettings:
         if type(value) is not kind:
           raise UsageError(f'its {field.name} is {value!r}')
         given[field.name] = value
-    missing = {'num_classes', 'num_clients', 'num_labels'} - given.keys()
+    needed = {'num_classes', 'num_clients', 'num_labels', 'partition'}
+    missing = needed - given.keys()
     if missing:
       raise UsageError(f'its {min(missing)} is missing')
     return cls(**given)

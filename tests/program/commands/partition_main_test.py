@@ -4,11 +4,8 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import partition_main
@@ -204,18 +201,3 @@ def test_a_file_of_other_data(call, tmp_path):
   file.write_text(json.dumps(fields))
   with pytest.raises(partition_main.UsageError, match='json: not a part'):
     _flagged(f'--partition_file={file}')
-
-
-def test_old_files_are_read(tmp_path):
-  partition = partition_draw.build_partition(
-    np.arange(100) % 10,
-    config_lib.parse_config(
-      _DIGITS + ('--clients_per_round=2',)
-    ).partition_settings,
-  )
-  fields = json.loads(partition.dump_json())
-  fields['settings']['split'] = fields['settings'].pop('partition')
-  fields['version'] = 1
-  (tmp_path / 'old.json').write_text(json.dumps(fields))
-  old = partition_lib.read(str(tmp_path / 'old.json'))
-  assert old.dump_json() == partition.dump_json()

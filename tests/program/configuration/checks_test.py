@@ -102,18 +102,6 @@ def _config(*argv):
     ),
     (['--streaming_rounds=5'], ['no effect with --streaming_steps=1']),
     (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
-    (['--split=iid'], ['unknown flag --split; it is called --partition now']),
-    (
-      ['--fedswitch.teacher_probe=probe'],
-      [
-        'unknown flag --fedswitch.teacher_probe; omit it for hold,'
-        ' give --fedswitch.labeler=algorithms for always_send'
-      ],
-    ),
-    (
-      ['--local_uda.tsa=none'],
-      ['unknown flag --local_uda.tsa; it is called --uda.tsa now'],
-    ),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'supervised', 'labels_at_clients']),
     (

@@ -1,5 +1,4 @@
 import dataclasses
-import re
 
 import client_files
 import pytest
@@ -400,14 +399,6 @@ def test_flags_without_effect_are_not_compared():
   dirichlet = {'partition': 'dirichlet', 'alpha': '0.3'}
   assert config.differences(dirichlet, iid)[0] == ['partition']
   assert config.differences(iid, dirichlet)[0] == ['alpha', 'partition']
-  # Older versions called it --split.
-  old = {'split': 'dirichlet', 'alpha': '0.3'}
-  assert config.differences(old, dirichlet) == ([], [])
-  assert config.differences(old, iid)[0] == ['partition']
-  # Its baselines had flags of their own.
-  old = {'algorithm': 'ts_server_ema', 'ts_server_ema.ema_decay': '0.5'}
-  new = {'algorithm': 'ts_server_ema', 'fedswitch.ema_decay': '0.5'}
-  assert config.differences(old, new) == ([], [])
   # What no version knows is compared.
   assert config.differences({'zzz': '1'}, {})[0] == ['zzz']
 
@@ -420,46 +411,3 @@ def test_help_and_page_name_the_changeable_flags(repository, capsys):
     assert f'these may differ: {config.changeable_text()}.' in text
   assert 'total_rounds (upwards)' in config.changeable_text()
   assert 'seed' not in config.changeable_flags()
-
-
-def test_flags_that_are_gone():
-  known = {n for g in config.groups() for n, _ in g.named_fields()}
-  assert not known & {*flags.RENAMED, *flags.REMOVED}
-  assert known >= {*flags.RENAMED.values()}
-  for name, (kept, instead) in flags.REMOVED.items():
-    # A run in which it did what all runs do now goes on.
-    assert config.differences({name: kept}, {}) == ([], [])
-    assert config.differences({name: 'zzz'}, {}) == ([name], [])
-    shown = config.describe_differences([name], {name: 'zzz'}, {})
-    assert shown == f'--{name}=zzz there; {instead}'
-    # What to give instead exists.
-    given = re.findall(r'--([\w.]+)', instead)
-    assert known >= {*given}
-    assert given or 'omit it' in instead
-
-
-def test_flags_that_are_gone_are_refused_in_a_flagfile(tmp_path):
-  path = tmp_path / 'a.flags'
-  for name, (kept, instead) in flags.REMOVED.items():
-    path.write_text(f'--{name}={kept}\n')
-    with pytest.raises(UsageError) as error:
-      config.parse_config([f'--flagfile={path}'])
-    assert str(error.value) == (
-      f'unknown flag --{name} (in {path}); {instead} (--helpfull lists all'
-      ' flags)'
-    )
-
-
-def test_what_an_older_run_recorded_is_read(tmp_path):
-  path = tmp_path / 'flags.txt'
-  recorded = {name: kept for name, (kept, _) in flags.REMOVED.items()}
-  recorded |= {'algorithm': 'local_uda', 'local_uda.tsa': 'none'}
-  path.write_text(flags.flagfile_text(recorded))
-  new = {'algorithm': 'local_uda', 'uda.tsa': 'none'}
-  assert flags.read_flagfile(str(path)) == new
-  given = [f'--flagfile={path}']
-  parsed = flags.parse(given, config.groups(), recorded=True)
-  assert parsed.files == dict.fromkeys(new, str(path))
-  path.write_text('--fl2.temperature=2\n')
-  with pytest.raises(UsageError, match='it is always 1 now; omit it'):
-    flags.parse(given, config.groups(), recorded=True)

@@ -294,7 +294,7 @@ def differences(
   """Compares the flags of two runs.
 
   Args:
-    old: Flags of the existing run, as text, perhaps by older names.
+    old: Flags of the existing run, as text.
     new: Flags of the run that is to continue it, as text: all that have an
       effect.
 
@@ -303,7 +303,6 @@ def differences(
     may.
   """
   known = fields()
-  old = flags.renew(old)
   refused: list[str] = []
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):
@@ -338,8 +337,6 @@ def describe_differences(
   """Describes differences: '--a=1 there, 2 now; --b only now'."""
 
   def describe_one(name: str) -> str:
-    if name in flags.REMOVED:
-      return f'--{name}={old[name]} there; {flags.REMOVED[name][1]}'
     if name in old and name in new:
       return f'--{name}={old[name]} there, {new[name]} now'
     return f'--{name} only {"there" if name in old else "now"}'

@@ -20,25 +20,12 @@ from absl import flags as absl_flags
 import tff_fssl
 from tff_fssl import files
 from tff_fssl import hparams
-from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
 # A flagfile comes with a run's folder, and may be hostile.
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
-# Flags of older versions -> their names now.
-RENAMED = {'split': 'partition', **registry.RENAMED_FLAGS}
-# Flags of older versions that are gone -> (the value that always holds now,
-# what to give instead). A run that was made with this value can be continued.
-REMOVED = {
-  'aggregator_clipping': ('true', 'give --aggregator_limits'),
-  'aggregator_zeroing': ('true', 'give --aggregator_limits'),
-  'secure_min_weight': ('0.001', 'it is always 0.001 now; omit it'),
-  'strong_deletion': ('0.1', 'give --strong_edits'),
-  'strong_swaps': ('0.1', 'give --strong_edits'),
-  **registry.REMOVED_FLAGS,
-}
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
 # The folder of flagfiles that come with the package.
@@ -159,7 +146,6 @@ def parse(
   groups: Sequence[Group],
   *,
   allow_positional: bool = False,
-  recorded: bool = False,
 ) -> ParsedFlags:
   """Parses a command line.
 
@@ -167,8 +153,6 @@ def parse(
     argv: The arguments, without the program's name.
     groups: All flags that exist.
     allow_positional: Whether arguments that are not flags are allowed.
-    recorded: Whether a run wrote the flags, perhaps by an older version. See
-      `renew`.
 
   Returns:
     The values. Types and syntax have been checked. The dataclasses check
@@ -179,9 +163,6 @@ def parse(
   """
   flag_values = _define(groups)
   from_files, typed = _split_flagfiles(argv)
-  if recorded:
-    from_files = [(new, f) for old, f in from_files for new in _renew(old)]
-    typed = [new for old in typed for new in _renew(old)]
   in_files = {}
   # One argument at a time, so that an error can name its file.
   for argument, origin in from_files:
@@ -350,37 +331,14 @@ def read_flagfile(path: str) -> dict[str, str]:
   """Reads a flagfile that `flagfile_text` wrote: flag's name -> text.
 
   Args:
-    path: The flagfile, perhaps of an older version.
+    path: The flagfile.
 
   Returns:
-    The texts, by today's names. See `renew`.
+    The texts.
   """
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
-  return renew({name: value for name, _, value in pairs})
-
-
-def renew(old: Mapping[str, str]) -> dict[str, str]:
-  """Gives flags of an older version today's names.
-
-  Args:
-    old: Flag's name -> text.
-
-  Returns:
-    The same by today's names, without flags that are gone and had the value
-    that always holds now.
-  """
-  return {
-    RENAMED.get(name, name): text
-    for name, text in old.items()
-    if text != REMOVED.get(name, (None,))[0]
-  }
-
-
-def _renew(argument: str) -> list[str]:
-  """Renews an argument: [] or ['--NAME=VALUE']."""
-  name, _, value = argument.lstrip('-').partition('=')
-  return arguments(renew({name: value}))
+  return {name: value for name, _, value in pairs}
 
 
 def is_value(field: dataclasses.Field, text: str) -> bool:
@@ -450,10 +408,6 @@ def _parse_into(
     longer = [n for n in names if name.lower() in n][:3]
     matches = close(n=3, cutoff=0.8) or longer or close(n=1)
     hint = f'; did you mean --{", --".join(matches)}?' if matches else ''
-    if RENAMED.get(name) in names:
-      hint = f'; it is called --{RENAMED[name]} now'
-    if name in REMOVED:
-      hint = f'; {REMOVED[name][1]}'
     if name.startswith('-') or ' ' in name:
       hint = '; flags are written --name=value'
     raise UsageError(

@@ -451,11 +451,11 @@ def read_config(
   for name in ('data_dir', 'cache_dir'):
     if here := getattr(settings, name):
       arguments = [*arguments, f'--{name}={here}']
-  parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
+  parsed = flags.parse(arguments, config_lib.groups())
   if not parsed.is_set('normalization'):
     # Older runs, whose images were all normalized.
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
-    parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
+    parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
   config = config_lib.build_config(parsed.mark_recorded(folder))
   model = config.run.model

@@ -128,9 +128,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
     with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
-      config = config_lib.build_config(
-        flags.parse(argv, config_lib.groups(), recorded=True)
-      )
+      config = config_lib.build_config(flags.parse(argv, config_lib.groups()))
   return Source(
     about,
     leaves=leaves,
