@@ -88,18 +88,6 @@ def _run(repository, name, *argv):
   return done.stdout
 
 
-@pytest.mark.parametrize('policy', data_names.AUGMENTATION_POLICIES)
-def test_augmentation(repository, policy):
-  printed = _run(
-    repository,
-    'augment',
-    f'--policy={policy}',
-    '--num_images=64',
-    '--repetitions=1',
-  )
-  assert 'batched / per image' in printed
-
-
 def test_a_round(repository):
   printed = _run(
     repository,
