@@ -137,7 +137,7 @@ class MomentumTeacher(base.Algorithm):
     0.95, 'Minimum probability of a pseudo-label.', minimum=0, maximum=1
   )
 
-  def initial_state(self, weights):
+  def initial_state(self, weights, setup):
     """Starts the teacher as the model."""
     return base.ServerState(weights, Memory(weights))
 

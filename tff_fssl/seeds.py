@@ -18,7 +18,7 @@ from tff_fssl.lazy import tf
   GROUP,
   COPY,
   UPDATE,
-  EXCHANGE,
+  MEMORY,
 ) = range(12)
 # Separates the server's seeds from the clients', which the data source makes.
 _SERVER = 1

@@ -14,12 +14,10 @@ from tff_fssl.algorithms import cbafed
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.semisup import thresholds
 
@@ -199,19 +197,22 @@ class TestCb4:
     """R is the model at the end of the warm-up, here of value 0."""
     algorithm = _make(warmup_rounds=2)
     state = algorithm.initial_state(
-      Weights((tf.constant([-2.0]),), (tf.constant([7]),), tf.constant(1.0))
+      Weights((tf.constant([-2.0]),), (tf.constant([7]),), tf.constant(1.0)),
+      base.Setup(num_classes=2),
     )
+    counts = {'counts': tf.constant([0.1, 0.3])}
     history = []
     for round_num in range(1, 14):
       state = algorithm.update(
         state,
-        base.Aggregate((), {}, {}, tf.constant(1.0), lambda: None),
+        base.Aggregate((), counts, tf.constant(1.0), lambda: None),
         _Server(round_num),
       )
       history.append(float(state.weights.trainable[0][0]))
     np.testing.assert_allclose(
       history, [-1, 0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 5.5], atol=1e-6
     )
+    np.testing.assert_allclose(state.memory.shares, [0.25, 0.75])
     # Counters stay.
     np.testing.assert_array_equal(state.weights.non_trainable[0], [7])
 
@@ -228,8 +229,8 @@ def _run(elements, own=(), num_rounds=1, norm='none', **settings):
   return output
 
 
-def _table(output):
-  return output.state.distributor['table']['shares']
+def _kept(output):
+  return output.state.global_model_weights.control['shares']
 
 
 _UNEQUAL = [
@@ -273,7 +274,7 @@ class TestRounds:
     labels = np.concatenate([e['labeled']['y'] for e in _UNEQUAL])
     shares = np.bincount(labels, minlength=3) / len(labels)
     np.testing.assert_allclose(
-      _table(output), decay / 3 + (1 - decay) * shares, atol=1e-6
+      _kept(output), decay / 3 + (1 - decay) * shares, atol=1e-6
     )
     train = output.metrics['client_work']['train']
     np.testing.assert_allclose(
@@ -308,7 +309,7 @@ class TestRounds:
       np.testing.assert_allclose(a, b, atol=1e-6)
     only = _run(elements[1:], own)
     assert only.metrics['finalizer']['update_skipped'] == 1
-    np.testing.assert_allclose(_table(only), [1 / 3] * 3)
+    np.testing.assert_allclose(_kept(only), [1 / 3] * 3)
 
   def test_the_rate_of_clients_without_labels(self):
     own = {'unlabeled_rate_factor': 0.0}
@@ -382,11 +383,8 @@ class TestTrust:
     ],
   )
   def test_shares(self, counts, is_possible):
-    exchange = _make().exchange()(
-      exchange_lib.Population(0, (), num_classes=3, num_outputs=3)
-    )
-    row = {'values': {'counts': tf.constant(counts, tf.float32)}}
-    assert bool(messages.is_possible_row(exchange, row)) == is_possible
+    uploads = {'counts': tf.constant(counts, tf.float32)}
+    assert tiny_rounds.is_possible(_make(), uploads) == is_possible
 
   @pytest.mark.parametrize('lie', ['counts', 'weight'])
   def test_a_liar_changes_nothing(self, monkeypatch, lie):
@@ -454,7 +452,6 @@ class TestTrust:
         )
       )
     assert list(protected.metrics['client_work']['train']) == ['num_clients']
-    assert protected.metrics['exchange']['num_rows'] == 1
-    np.testing.assert_allclose(np.sum(_table(protected)), 1, atol=1e-6)
+    np.testing.assert_allclose(np.sum(_kept(protected)), 1, atol=1e-6)
     if kind == 'secure':  # It has no noise, but rounds.
-      np.testing.assert_allclose(_table(protected), _table(plain), atol=0.02)
+      np.testing.assert_allclose(_kept(protected), _kept(plain), atol=0.02)

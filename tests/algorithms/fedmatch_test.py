@@ -570,11 +570,11 @@ def test_large_uploads_are_in_files_unless_they_shall_not_be():
 
 
 def _population(size, num_clients):
-  from tff_fssl.interface import exchange
+  from tff_fssl.interface import base
   from tff_fssl.models.weights import Weights
 
   weights = Weights((tf.TensorSpec([size]),), (), tf.TensorSpec([]))
-  return exchange.Population(num_clients, weights, num_classes=10)
+  return base.Setup(num_clients, weights, num_classes=10)
 
 
 @pytest.mark.parametrize(

@@ -206,14 +206,13 @@ def _update(algorithm, groups, by_group, copies=None):
   """`update` of scalars: (theta, groups' models) after a round."""
   theta = np.float32(np.mean(groups))
   state = algorithm.initial_state(
-    Weights((tf.constant(theta),), (), tf.constant(1.0))
+    Weights((tf.constant(theta),), (), tf.constant(1.0)), base.Setup()
   )
   if algorithm.keeps_groups:
     state = state.remember(groups=(tf.constant(groups, tf.float32),))
   update, sizes, starts = by_group
   aggregate = base.Aggregate(
     (),
-    {},
     {},
     tf.constant(0.0),
     lambda: groups_lib.ByGroup(

@@ -36,7 +36,7 @@ def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
 
 def _reports(uploads, num_reports=3.0):
   return base.Aggregate(
-    (tf.zeros([2]),), {}, uploads, tf.constant(num_reports), None
+    (tf.zeros([2]),), uploads, tf.constant(num_reports), None
   )
 
 
@@ -59,7 +59,7 @@ class _Switch:
   def __init__(self, **hparams):
     self.algorithm = fedswitch.FedSwitch(**hparams)
     weights = Weights((tf.zeros([2]),), (), tf.constant(1.0))
-    self._state = self.algorithm.initial_state(weights)
+    self._state = self.algorithm.initial_state(weights, base.Setup())
     self.round_num = 1
 
   @property

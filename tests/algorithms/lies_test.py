@@ -14,6 +14,7 @@ import tiny_task
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.client import training
+from tff_fssl.interface import base
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
 from tff_fssl.rounds import screen as screen_lib
@@ -39,15 +40,21 @@ def _report(**changed):
   return report
 
 
-def _result(update=1.0, weight=0.5):
+def _result(update=1.0, weight=0.5, summed=1.0):
+  update, summed = (np.full([2], v, np.float32) for v in (update, summed))
   return tff.learning.templates.ClientResult(
-    [np.full([2], update, np.float32)], weight
+    collections.OrderedDict(model=[update], summed=summed), weight
   )
 
 
 _TYPES = tff.to_type(
   (
-    tff.learning.templates.ClientResult([(np.float32, [2])], np.float32),
+    tff.learning.templates.ClientResult(
+      collections.OrderedDict(
+        model=[(np.float32, [2])], summed=(np.float32, [2])
+      ),
+      np.float32,
+    ),
     collections.OrderedDict(
       is_finite=np.bool_,
       reports=np.bool_,
@@ -67,7 +74,11 @@ def screen():
     guarded.AllowedWeights(1.0),
     num_examples=100.0,
     num_counted=100.0,
-    uploads={'divergence': (1.0, 2.0)},
+    uploads={
+      'divergence': base.Upload(1.0, 2.0),
+      'summed': base.Upload(0.0, 5.0, base.SUM, tf.TensorSpec([2])),
+    },
+    is_possible=lambda uploads: tf.reduce_sum(uploads['summed']) < 8.0,
   )
   of_client = screen_lib.build_screen(_TYPES[0], _TYPES[1], bounds)
   aggregator = guarded.GuardedFactory(
@@ -112,12 +123,17 @@ def screen():
     (_result(9.0), _report(divergence=0.5)),
     (_result(9.0), _report(divergence=1e30)),
     (_result(9.0), _report(divergence=np.nan)),
+    (_result(9.0, summed=-1.0), _report()),
+    (_result(9.0, summed=np.nan), _report()),
+    (_result(9.0, summed=4.5), _report()),
+    # It counts by its weight, whatever the report says.
+    (_result(9.0, summed=-1.0), _report(reports=False)),
   ],
 )
 def test_lies_are_rejected_with_all_that_came_with_them(screen, lie):
   honest = [(_result(), _report()), (_result(3.0), _report(threshold=0.25))]
   mean, measurements, sums, minima, maxima = screen([honest[0], lie, honest[1]])
-  np.testing.assert_allclose(mean[0], [2.0, 2.0])
+  np.testing.assert_allclose(mean['model'][0], [2.0, 2.0])
   assert measurements['num_rejected_clients'] == 1
   assert measurements['num_weighted_clients'] == 2
   assert sums['num_clients'] == 3
@@ -181,7 +197,7 @@ def test_whatever_a_client_sends(screen, numbers, flags):
   )
   honest = (_result(), _report())
   mean, measurements, sums, minima, maxima = screen([honest, lie])
-  assert np.all(np.isfinite(mean[0]))
+  assert np.all(np.isfinite(mean['model'][0]))
   for value in tf.nest.flatten(sums):
     assert np.all(np.isfinite(value))
   assert -1e-3 <= minima['threshold'] <= maxima['threshold'] <= 1.001
@@ -189,7 +205,7 @@ def test_whatever_a_client_sends(screen, numbers, flags):
   assert sums['num_rejected_clients'] == measurements['num_rejected_clients']
   if sums['num_rejected_clients']:
     assert sums['num_examples'] == 10.0
-    np.testing.assert_array_equal(mean[0], [1.0, 1.0])
+    np.testing.assert_array_equal(mean['model'][0], [1.0, 1.0])
 
 
 @given(numbers=st.lists(_HOSTILE, min_size=3, max_size=3))

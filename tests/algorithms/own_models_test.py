@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tff_fssl.algorithms import own_models
 from tff_fssl.hparams import UsageError
+from tff_fssl.interface import base
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models.weights import Weights
 
@@ -16,7 +17,7 @@ _SPECS = tf.nest.map_structure(tf.TensorSpec.from_tensor, _COMMON)
 
 
 def test_a_client_gets_back_what_it_kept():
-  exchange = own_models.build_exchange(exchange_lib.Population(3, _SPECS))
+  exchange = own_models.build_exchange(base.Setup(3, _SPECS))
   table = exchange.initialize()
   new = exchange.receive(table, tf.constant(1))
   assert own_models.read_own(_COMMON, new).trainable[0].numpy().tolist() == [
@@ -41,7 +42,7 @@ def test_a_client_gets_back_what_it_kept():
 
 
 def test_a_false_id_reads_some_row():
-  exchange = own_models.build_exchange(exchange_lib.Population(3, _SPECS))
+  exchange = own_models.build_exchange(base.Setup(3, _SPECS))
   table = exchange.initialize()
   for client_id in (-5, 3, 2**31 - 1):
     row = exchange.receive(table, tf.constant(client_id))
@@ -51,4 +52,4 @@ def test_a_false_id_reads_some_row():
 def test_too_large_tables_are_refused():
   large = _SPECS._replace(trainable=(tf.TensorSpec([10**8]),))
   with pytest.raises(UsageError, match=r'at most 1.5 GB .* 3 clients'):
-    own_models.build_exchange(exchange_lib.Population(4, large))
+    own_models.build_exchange(base.Setup(4, large))

@@ -17,15 +17,13 @@ from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import supervised
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
-from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams
 from tff_fssl.models import evaluate
 from tff_fssl.models import model_fns
 from tff_fssl.models import networks
-from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import communication
@@ -52,29 +50,35 @@ def _next(process, state, elements):
   return process.next(state, [tiny_task.dataset(e) for e in elements])
 
 
-def _table(output):
-  return output.state.distributor['table']
+def _sets(output, prefix=''):
+  """The sets that predict, or those that are `sent_`."""
+  model = output.state.global_model_weights
+  memory = {**model.sets, **model.control}
+  return collections.OrderedDict(
+    (name, memory[f'{prefix}{name}']) for name in ('exists', 'prototypes')
+  )
 
 
-def _with_table(state, table):
-  distributor = collections.OrderedDict(state.distributor, table=table)
-  return state._replace(distributor=distributor)
+def _with_sets(model, found):
+  """The model of a process that sends the sets that predict."""
+  return model._replace(sets=collections.OrderedDict(), control=found)
 
 
 class TestRounds:
   @pytest.mark.parametrize('kind', _KINDS)
   def test_prototypes_are_kept_sent_and_predict(self, kind):
     process = _build(kind)
-    assert not np.any(process.initialize().distributor['table']['exists'])
+    start = process.initialize().global_model_weights.control
+    assert not np.any(start['exists'])
     outputs = tiny_rounds.run(process, _CLIENTS, 3)
     losses = [
       o.metrics['client_work']['train']['loss_prototype_label'] for o in outputs
     ]
     # Before the second round there are none.
     assert np.isnan(losses[0]) and np.all(np.isfinite(losses[1:]))
-    table = _table(outputs[-1])
-    assert table['prototypes'].shape[0] == (5 if kind == 'helpers' else 1)
-    assert table['exists'].any(1).sum() == (3 if kind == 'helpers' else 1)
+    found = _sets(outputs[-1])
+    assert found['prototypes'].shape[0] == (5 if kind == 'helpers' else 1)
+    assert found['exists'].any(1).sum() == (3 if kind == 'helpers' else 1)
     x, y = tiny_task.examples(60, 3)
     evaluate_fn = evaluate.build_evaluate_fn(
       tiny_task.network_fn('protofssl', 'none'),
@@ -82,11 +86,9 @@ class TestRounds:
       prediction=process.prediction,
     )
     model = tiny_rounds.model(outputs[-1])
-    accuracy = evaluate_fn(model, x, y, table)['accuracy']
-    assert accuracy > 0.8
+    assert evaluate_fn(model, x, y)['accuracy'] > 0.8
     # Without them, all classes are equally probable.
-    start = process.initialize().distributor['table']
-    result = evaluate_fn(model, x, y, start)
+    result = evaluate_fn(model._replace(control=start), x, y)
     assert result['accuracy'] == pytest.approx(np.mean(y == 0))
     assert result['loss'] == pytest.approx(np.log(3), abs=1e-4)
 
@@ -101,8 +103,8 @@ class TestRounds:
     )
     # Weighed by examples: which client keeps which place is drawn, but how many
     # examples of a class each has can be told from its prototypes.
-    kept = _table(ours)
-    mean = _table(theirs)['prototypes'][0]
+    kept = _sets(ours)
+    mean = _sets(theirs)['prototypes'][0]
     for label in range(3):
       of_class = kept['prototypes'][:, label][kept['exists'][:, label]]
       assert np.all(mean[label] >= of_class.min(0) - 1e-5)
@@ -117,33 +119,50 @@ class TestRounds:
     ]
     assert np.all(np.isnan(losses[:2])) and np.all(np.isfinite(losses[2:]))
     x, y = tiny_task.examples(60, 3)
-    evaluate_fn = evaluate.build_evaluate_fn(
-      tiny_task.network_fn('protofssl', 'none'),
-      tiny_task.VIEWS,
-      prediction=held.prediction,
+    own, others = (
+      evaluate.build_evaluate_fn(
+        tiny_task.network_fn('protofssl', 'none'),
+        tiny_task.VIEWS,
+        prediction=process.prediction,
+      )
+      for process in (held, plain)
     )
-    latest = [collections.OrderedDict(_table(o)) for o in outputs]
-    sent = [table.pop('sent') for table in latest]
+    latest = [_sets(o) for o in outputs]
+    sent = [_sets(o, 'sent_') for o in outputs]
     tiny_rounds.assert_same(sent[1], latest[1])
     tiny_rounds.assert_same(sent[2], latest[1])
     tiny_rounds.assert_same(sent[3], latest[3])
     assert tiny_rounds.differ(latest[2], latest[1])
-    for before, after, table, used in zip(
+    for before, after, found, used in zip(
       outputs[1:], outputs[2:], latest[2:], (sent[1], sent[2])
     ):
       # A client cannot tell from which round its helpers are.
-      state = _with_table(before.state, used)
-      round_num = int(before.state.distributor['round_num'])
+      state = before.state._replace(
+        global_model_weights=_with_sets(tiny_rounds.model(before), used)
+      )
+      round_num = int(before.state.client_work)
       cohort = tiny_task.cohort(_CLIENTS, round_num=round_num)
       expected = _next(plain, state, cohort)
       tiny_rounds.assert_same(
         tiny_rounds.model(after).weights, tiny_rounds.model(expected).weights
       )
-      tiny_rounds.assert_same(table, _table(expected))
+      tiny_rounds.assert_same(found, _sets(expected))
       model = tiny_rounds.model(after)
-      result = evaluate_fn(model, x, y, _table(after))
-      assert result == evaluate_fn(model, x, y, table)
+      result = own(model, x, y)
+      assert result == others(_with_sets(model, found), x, y)
       assert result['accuracy'] > 0.8
+
+  def test_a_discarded_round_sends_what_is_due(self):
+    process = _build(own={'helper_interval': 2}, min_clients=2)
+    first = _next(process, process.initialize(), _cohort())
+    assert not np.any(_sets(first, 'sent_')['exists'])
+    second = _next(process, first.state, _cohort(1))
+    assert second.metrics['participation']['too_few_clients'] == 1
+    tiny_rounds.assert_same(_sets(second, 'sent_'), _sets(first))
+    tiny_rounds.assert_same(_sets(second), _sets(first))
+    tiny_rounds.assert_same(
+      tiny_rounds.model(second).weights, tiny_rounds.model(first).weights
+    )
 
   def test_the_average_model_predicts_by_prototypes_too(self):
     process = _build(average_decay=0.0001)
@@ -153,7 +172,7 @@ class TestRounds:
       tiny_task.network_fn('protofssl', 'none'),
       tiny_task.VIEWS,
       prediction=process.prediction,
-    )(tiny_rounds.model(output), x, y, _table(output))
+    )(tiny_rounds.model(output), x, y)
     assert result['average/loss'] == pytest.approx(result['loss'], abs=1e-2)
 
   @pytest.mark.parametrize('kind', _KINDS)
@@ -196,7 +215,7 @@ class TestRounds:
       )
     output = _next(process, state, cohort)
     output = _next(process, output.state, cohort)
-    assert not np.any(_table(output)['exists'][:, 0])
+    assert not np.any(_sets(output)['exists'][:, 0])
     assert np.all(np.isfinite(tiny_rounds.model(output).trainable[0]))
     loss = output.metrics['client_work']['train']['loss_prototype_label']
     assert np.isfinite(loss)
@@ -254,11 +273,9 @@ def test_global_prototypes_in_a_protected_sum(name, secure_context):
     _next(p, p.initialize(), _cohort()) for p in (process, plain)
   )
   assert list(output.metrics['client_work']['train']) == ['num_clients']
-  assert output.metrics['exchange']['num_rows'] == 1
-  table = _table(output)
-  assert np.all(np.isfinite(table['prototypes']))
+  assert np.all(np.isfinite(_sets(output)['prototypes']))
   if name == 'secure':  # It has no noise, but rounds.
-    tiny_rounds.assert_same(table, _table(expected), 0.02)
+    tiny_rounds.assert_same(_sets(output), _sets(expected), 0.02)
 
 
 class TestBytes:
@@ -279,10 +296,8 @@ class TestBytes:
       specs = [tf.TensorSpec(v.shape) for v in model.trainable_variables]
     weights = Weights(tuple(specs), (), tf.TensorSpec([]))
     algorithm = protofssl.ProtoFssl(num_helpers=num_helpers, round=_AT_CLIENTS)
-    exchange = algorithm.exchange()(
-      exchange_lib.Population(0, weights, num_classes=10, num_outputs=512)
-    )
-    figures = _figures(weights, exchange)
+    setup = base.Setup(0, weights, num_classes=10, num_outputs=512)
+    figures = _figures(algorithm, setup)
     # Also sent: a byte for each prototype, which says whether it exists; a
     # weight, a count and a round number; whether a row is valid, and an id.
     assert figures['bytes_down_exchange'] == num_helpers * 10 * (4 * 512 + 1)
@@ -316,16 +331,25 @@ class TestBytes:
       )
 
 
-def _figures(weights, exchange):
-  """What travels of a model and an exchange, without metrics."""
-  model_type = tff.types.tensorflow_to_type(server_model.ServerModel(*weights))
+def _figures(algorithm, setup):
+  """What travels in a round, without metrics."""
+  weights, states = setup.weights, states_lib.States(algorithm, setup)
+  uploads = algorithm.uploads(setup)
+  model = states.start(
+    tf.nest.map_structure(lambda s: np.zeros(s.shape, np.float32), weights)
+  )
+  model = tf.nest.map_structure(np.asarray, model)
+  model_type = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(tf.type_spec_from_value, model)
+  )
   update_type = tff.types.tensorflow_to_type(
     collections.OrderedDict(model=tuple(weights.trainable))
   )
   upload_type = tff.to_type(
     tff.learning.templates.ClientResult(
       collections.OrderedDict(
-        update=update_type, row=messages.row_type(exchange)
+        update=update_type,
+        row=messages.row_type({n: u.spec for n, u in uploads.items()}),
       ),
       np.float32,
     )
@@ -333,16 +357,14 @@ def _figures(weights, exchange):
   computed = communication.build_communication(
     model_type,
     upload_type,
-    states=states_lib.States(supervised.Supervised()),
+    states=states,
     networks=(),
-    exchange=exchange,
+    uploads=uploads,
+    exchange=None,
     has_statistics_phases=False,
     statistics_up=0,
     report_bytes=0,
     kept_bytes=0,
-  )
-  model = server_model.ServerModel(
-    *tf.nest.map_structure(lambda s: np.zeros(s.shape, np.float32), weights)
   )
   return computed(model, model, 1)
 

@@ -13,17 +13,15 @@ from tff_fssl import seeds
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import proxyfl
 from tff_fssl.algorithms import sage
+from tff_fssl.algorithms.proxyfl import memory as memory_lib
 from tff_fssl.algorithms.proxyfl import proxies
-from tff_fssl.algorithms.proxyfl import table as table_lib
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.semisup import frequencies
 
@@ -319,8 +317,8 @@ def _rounds(num_rounds=2, norm='none', own=(), **settings):
   return tiny_rounds.run(process, _CLIENTS, num_rounds)
 
 
-def _table(output):
-  return output.state.distributor['table']
+def _memory(output):
+  return output.state.global_model_weights.control
 
 
 class TestRounds:
@@ -375,14 +373,14 @@ class TestRounds:
     )
     shares = np.bincount(labels, minlength=3) / len(labels)
     expected = 0.9 / 3 + 0.1 * shares
-    np.testing.assert_allclose(_table(first)['prior'], expected, atol=1e-6)
+    np.testing.assert_allclose(_memory(first)['prior'], expected, atol=1e-6)
     expected = 0.9 * expected + 0.1 * shares
-    np.testing.assert_allclose(_table(second)['prior'], expected, atol=1e-6)
-    for name in sum(table_lib.WEIGHTS.values(), ()):
-      assert np.any(_table(first)[name] != _table(second)[name])
+    np.testing.assert_allclose(_memory(second)['prior'], expected, atol=1e-6)
+    for name in sum(memory_lib.WEIGHTS.values(), ()):
+      assert np.any(_memory(first)[name] != _memory(second)[name])
     kept = _rounds(own={'prior_decay': 0.9})
-    assert np.any(_table(kept[0])['prior'] != _table(first)['prior'])
-    np.testing.assert_allclose(np.sum(_table(kept[1])['prior']), 1, atol=1e-6)
+    assert np.any(_memory(kept[0])['prior'] != _memory(first)['prior'])
+    np.testing.assert_allclose(np.sum(_memory(kept[1])['prior']), 1, atol=1e-6)
 
   @pytest.mark.slow
   def test_tuning_changes_the_classifier_only(self):
@@ -459,21 +457,11 @@ def test_it_compiles_to_map_reduce_form(tuning):
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 
+_SETUP = base.Setup(num_classes=3, num_outputs=3, feature_size=lambda: 2)
+
+
 class TestTrust:
   """What a client may send, and what protects it."""
-
-  @staticmethod
-  def _exchange(tuning='none', robust=False, seed=0):
-    square, line = tf.TensorSpec([2, 2]), tf.TensorSpec([2])
-    peers = {
-      'features': Weights((square, line), (), None),
-      'proxies': Weights((square,), (), None),
-    }
-    return proxyfl.ProxyFl(tuning=tuning).exchange()(
-      exchange_lib.Population(
-        0, (), peers, num_classes=3, num_outputs=3, robust=robust, seed=seed
-      )
-    )
 
   @pytest.mark.parametrize(
     'counts, is_possible',
@@ -487,34 +475,31 @@ class TestTrust:
     ],
   )
   def test_counts(self, counts, is_possible):
-    exchange = self._exchange()
-    values = {n: tf.zeros(s.shape) for n, s in exchange.row_specs.items()}
-    values['counts'] = tf.constant(counts, tf.float32)
-    row = {'values': values}
-    assert bool(messages.is_possible_row(exchange, row)) == is_possible
+    uploads = {'counts': tf.constant(counts, tf.float32)}
+    assert (
+      tiny_rounds.is_possible(proxyfl.ProxyFl(), uploads, _SETUP) == is_possible
+    )
 
   def test_projections_start_from_the_runs_seed(self):
-    tables = [self._exchange(seed=seed).initialize() for seed in (0, 0, 1)]
-    first, again, other = (np.array(t['features_kernel']) for t in tables)
+    kernels = [
+      memory_lib.initial(_SETUP._replace(seed=seed)).features_kernel.numpy()
+      for seed in (0, 0, 1)
+    ]
+    first, again, other = kernels
     np.testing.assert_array_equal(first, again)
     assert np.all(first != other)
 
-  def test_projections_must_be_bounded(self):
-    exchange = self._exchange()
-    values = {n: tf.zeros(s.shape) for n, s in exchange.row_specs.items()}
-    values['proxies_kernel'] += 1e13
-    assert not messages.is_possible_row(exchange, {'values': values})
-
-  def test_a_liar_changes_nothing(self, monkeypatch):
+  @pytest.mark.parametrize(
+    'name, lie', [('counts', 9.0), ('proxies_kernel', 1e13)]
+  )
+  def test_a_liar_changes_nothing(self, monkeypatch, name, lie):
     honest = training.LocalTraining.run
 
     def run(self, *args, seed, **kwargs):
       result = honest(self, *args, seed=seed, **kwargs)
-      lie = tf.where(tf.equal(seed[0], 77), 9.0, 0.0)
+      lies = tf.where(tf.equal(seed[0], 77), lie, 0.0)
       uploads = dict(result.uploads)
-      return result._replace(
-        uploads={**uploads, 'counts': uploads['counts'] + lie}
-      )
+      return result._replace(uploads={**uploads, name: uploads[name] + lies})
 
     monkeypatch.setattr(training.LocalTraining, 'run', run)
     process = tiny_task.build.__wrapped__('proxyfl', _CLIENTS, norm='none')
@@ -535,9 +520,10 @@ class TestTrust:
       np.testing.assert_allclose(a, b, atol=1e-6)
 
   def test_robust_refuses_what_it_cannot_bound(self):
-    self._exchange(robust=True)
+    robust = _SETUP._replace(robust=True)
+    assert proxyfl.ProxyFl().uploads(robust)
     with pytest.raises(UsageError, match='--proxyfl.tuning=none'):
-      self._exchange('gpt', robust=True)
+      proxyfl.ProxyFl(tuning='gpt').uploads(robust)
 
   @pytest.mark.parametrize('kind', ['secure', 'dp'])
   def test_protected_sums(self, kind):
@@ -574,7 +560,6 @@ class TestTrust:
         )
       )
     assert list(protected.metrics['client_work']['train']) == ['num_clients']
-    assert protected.metrics['exchange']['num_rows'] == 1
     assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(protected.state))
     if kind == 'secure':  # It has no noise, but rounds.
-      tiny_rounds.assert_same(_table(protected), _table(plain), 0.02)
+      tiny_rounds.assert_same(_memory(protected), _memory(plain), 0.02)

@@ -134,7 +134,7 @@ def test_what_is_computed_once_a_round():
     prepare=prepare,
     finish=finish,
     networks=lambda: {'other': base.AuxiliaryNetwork()},
-    uploads=lambda: {'sum': base.Upload(0.0, 1.0)},
+    uploads=lambda setup: {'sum': base.Upload(0.0, 1.0)},
   )
   cost = _measure(algorithm, received={'scale': tf.TensorSpec([])})
   assert cost.once == _exactly(2 * _FORWARD)

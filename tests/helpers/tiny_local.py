@@ -9,7 +9,6 @@ import tiny_task
 from tff_fssl.algorithms import registry
 from tff_fssl.client import training
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import adapter
 from tff_fssl.rounds import states as states_lib
@@ -61,20 +60,18 @@ def train(
     )
     if other:
       initial[name] = auxiliary[name].initial_weights
-  received = {}
-  if auxiliary:
-    states = states_lib.States(algorithm)
-    received |= states.start(network.initial_weights()).control
+  setup = base.Setup(
+    1,
+    network.weight_specs,
+    {name: auxiliary[name].weight_specs for name in initial},
+    num_classes=tiny_task.NUM_CLASSES,
+    num_outputs=network.num_outputs,
+    feature_size=lambda: network.feature_size,
+  )
+  states = states_lib.States(algorithm, setup)
+  received = dict(states.start(network.initial_weights()).control)
   if build := algorithm.exchange():
-    exchange = build(
-      exchange_lib.Population(
-        1,
-        network.weight_specs,
-        {name: auxiliary[name].weight_specs for name in initial},
-        num_classes=tiny_task.NUM_CLASSES,
-        num_outputs=network.num_outputs,
-      )
-    )
+    exchange = build(setup)
     sent = exchange.message(exchange.initialize(), None, tf.constant(1))
     received |= exchange.receive(sent, tf.constant(0))
   labeled, unlabeled = (

@@ -4,6 +4,9 @@ import numpy as np
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.interface import base
+from tff_fssl.rounds import screen
+
 SERVER, CLIENTS = 'labels_at_server', 'labels_at_clients'
 
 
@@ -49,3 +52,14 @@ def differ(first, second):
   """Whether any tensor of two structures differs."""
   pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True)
   return any(np.any(a != b) for a, b in pairs)
+
+
+def is_possible(algorithm, uploads, setup=base.Setup(num_classes=3)):
+  """Whether a client may send these uploads; those left out are 0."""
+  bounds = screen.build_bounds(algorithm, setup)
+  values = {
+    name: tf.zeros(upload.spec.shape, upload.spec.dtype)
+    for name, upload in bounds.uploads.items()
+  }
+  checks = screen.checks_of_uploads({**values, **uploads}, bounds)
+  return all(bool(check.is_possible) for check in checks.values())

@@ -45,7 +45,7 @@ class Switching(base.Algorithm):
   decay: float = hparam(0.9, 'Decay of the teacher, a round.')
   local_decay: float = hparam(0.9, 'Decay of the teacher, a step.')
 
-  def initial_state(self, weights):
+  def initial_state(self, weights, setup):
     first = 0.0 if self.mode == 'student' else 1.0
     return base.ServerState(weights, _Teacher(weights, tf.constant(first)))
 
@@ -56,7 +56,7 @@ class Switching(base.Algorithm):
   def networks(self):
     return {'teacher': base.AuxiliaryNetwork('teacher')}
 
-  def uploads(self):
+  def uploads(self, setup):
     high = float(np.log(3)) + 1e-6
     return dict.fromkeys(('student', 'teacher'), base.Upload(-1e-6, high))
 
@@ -147,7 +147,7 @@ class Helping(base.Algorithm):
   unlabeled_views = base.WEAK_AND_STRONG
   alternates = True
 
-  def initial_state(self, weights):
+  def initial_state(self, weights, setup):
     psi = tf.nest.map_structure(lambda t: 0.2 * t, tuple(weights.trainable))
     return base.ServerState(weights, _Psi(weights._replace(trainable=psi)))
 

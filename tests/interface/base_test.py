@@ -42,7 +42,7 @@ def test_results_of_two_halves_add_up():
 def test_a_network_moves_unless_its_change_is_not_finite():
   def moved(change):
     changes = {'teacher': (tf.constant(change),)}
-    aggregate = base.Aggregate((), changes, {}, tf.constant(1.0), None)
+    aggregate = base.Aggregate((), changes, tf.constant(1.0), None)
     return aggregate.move('teacher', _WEIGHTS).trainable[0].numpy().tolist()
 
   assert moved([1.0, -1.0]) == [2.0, 5.0]

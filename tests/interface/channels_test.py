@@ -1,20 +1,19 @@
 """Declarations of values that travel."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.interface import channels
 
 
-def test_limits_may_depend_on_the_classes():
-  fixed = channels.Upload(-1.0, 2.0)
-  assert fixed.limits(10) == (-1.0, 2.0)
-  by_classes = channels.Upload(0.0, lambda sizes: 2.0 * sizes['classes'])
-  assert by_classes.limits(10) == (0.0, 20.0)
-  with pytest.raises(KeyError):
-    channels.Upload(0.0, lambda sizes: sizes['outputs']).limits(3)
+def test_uploads_of_one_kind():
+  report = channels.Upload(0.0, 1.0)
+  row = channels.Upload(how=channels.ROWS, spec=tf.TensorSpec([2]))
+  uploads = {'a': report, 'b': row, 'c': report}
+  assert channels.sent_as(uploads, channels.MEAN) == {'a': report, 'c': report}
+  assert channels.sent_as(uploads, channels.ROWS) == {'b': row}
+  assert not channels.sent_as(uploads, channels.SUM)
 
 
 def test_names_are_in_the_order_of_both_libraries():

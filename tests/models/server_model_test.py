@@ -52,14 +52,3 @@ def test_prediction_by_a_set():
     )
   with pytest.raises(hparams.UsageError, match="no such set.*mean 'teacher'"):
     server_model.set_prediction('techer').weights(model)
-
-
-def test_only_some_rules_need_the_table():
-  model = _model()
-  plain = server_model.Prediction()
-  assert not plain.needs_table and plain.completed(model, ()) is model
-  by_table = server_model.Prediction(
-    with_table=lambda model, table: model.replace_sets(rows=table)
-  )
-  assert by_table.needs_table
-  assert by_table.completed(model, 7).sets['rows'] == 7

@@ -98,10 +98,10 @@ class TestNames:
     )
 
   def test_of_uploads(self):
-    upload = base.Upload(0.0, 1.0)
+    declared = dict.fromkeys(('teacher', 'stud'), base.Upload(0.0, 1.0))
     self._check(
-      self._changed(uploads=lambda self: {'teacher': upload, 'stud': upload}),
-      'uploads has teacher',
+      self._changed(uploads=lambda self, setup: declared),
+      'uploads has student, teacher;',
       'declares stud, teacher',
     )
 
@@ -114,7 +114,8 @@ class TestNames:
 
     error = self._check(
       self._changed(two_sets.Helping, build_exchange=build),
-      'row has embedding',
+      'uploads has embedding;',
+      'declares embeding',
     )
     assert isinstance(error, hparams_lib.UsageError)
 
@@ -162,7 +163,7 @@ class TestCollisions:
     class Changed(base.Algorithm):
       name = 'changed'
 
-      def initial_state(self, weights):
+      def initial_state(self, weights, setup):
         return base.ServerState(weights, Memory(weights))
 
     self._check(Changed(), 'average', 'sets', average_decay=0.5)

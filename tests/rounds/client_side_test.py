@@ -56,10 +56,9 @@ def test_the_part_follows_the_hyper_parameters(weighting):
 
 def test_the_part_follows_the_algorithm():
   assert _side(protofssl.ProtoFssl).part(True).draws_episodes
-  uploads = _side(fedswitch.FedSwitch).part(True).reports
-  assert uploads and set(uploads) == set(
-    _side(fedswitch.FedSwitch).algorithm.uploads()
-  )
+  side = _side(fedswitch.FedSwitch)
+  uploads = side.part(True).uploads
+  assert uploads and uploads == side.algorithm.uploads(side.states.setup)
 
 
 @pytest.mark.parametrize(

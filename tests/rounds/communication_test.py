@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models import server_model
 from tff_fssl.rounds import communication
@@ -29,12 +30,19 @@ def _exchange(**changes):
     receive=lambda message, client_id: {'received': message[0]},
     row_specs={'far': tf.TensorSpec([7]), 'near': tf.TensorSpec([2])},
     accept=lambda table, rows, model, round_num: table,
+    num_clients=10,
   )
   return exchange._replace(**changes)
 
 
 def _figures(
-  update=None, exchange=None, row=None, networks=(), num_clients=1, **settings
+  update=None,
+  exchange=None,
+  row=None,
+  networks=(),
+  uploads=None,
+  num_clients=1,
+  **settings,
 ):
   """Figures of a round whose clients send `update`, by channel."""
   specs = collections.OrderedDict(
@@ -50,6 +58,7 @@ def _figures(
     tff.to_type(tff.learning.templates.ClientResult(sent, np.float32)),
     states=states_lib.States(supervised.Supervised()),
     networks=networks,
+    uploads=uploads or {},
     exchange=exchange,
     **{
       'kept_bytes': 0,
@@ -93,11 +102,14 @@ def test_a_model_down_and_an_update_with_its_weight_up():
   assert figures['percent_of_model_up'] == pytest.approx(100 * 25 / 24)
 
 
-def test_control_values_of_any_shape(monkeypatch):
+def test_control_values_of_other_shapes_are_no_scalars(monkeypatch):
   control = {'mode': np.float32(1), 'thresholds': np.zeros([3], np.float32)}
   model = _MODEL._replace(control=collections.OrderedDict(control))
   monkeypatch.setitem(globals(), '_MODEL', model)
-  assert _parts(_figures(), 'down')['scalars'] == 4 + 4 + 12
+  down = _parts(_figures(), 'down')
+  assert (down['scalars'], down['exchange']) == (4 + 4, 12)
+  both = _parts(_figures(exchange=_exchange()), 'down')
+  assert both['exchange'] == 12 + 20
 
 
 def test_networks_and_places_of_clients():
@@ -128,17 +140,31 @@ def test_weights_that_stay_and_further_phases():
 )
 def test_rows_beside_the_update(changes, up, down):
   exchange = _exchange(**changes)
-  figures = _figures(exchange=exchange, row=messages.row_type(exchange))
+  figures = _figures(
+    exchange=exchange, row=messages.row_type(exchange.row_specs)
+  )
   assert _parts(figures, 'up')['model'] == 12 + 4
   assert _parts(figures, 'up')['exchange'] == up
   assert _parts(figures, 'down')['exchange'] == down
 
 
-def test_rows_in_the_sum():
-  exchange = _exchange(in_sum=True)
-  figures = _figures(exchange.row_specs, exchange)
-  assert _parts(figures, 'up')['model'] == 12 + 4
-  assert _parts(figures, 'up')['exchange'] == 28 + 8
+def test_uploads_in_the_sum_and_in_rows():
+  uploads = {
+    'report': channels.Upload(0.0, 1.0),
+    'summed': channels.Upload(how=channels.SUM, spec=tf.TensorSpec([5])),
+  }
+  up = _parts(_figures({'summed': tf.TensorSpec([5])}, uploads=uploads), 'up')
+  assert (up['model'], up['scalars'], up['exchange']) == (12 + 4, 0, 20)
+  specs = {'row': tf.TensorSpec([7]), 'known': tf.TensorSpec([3])}
+  uploads = {
+    name: channels.Upload(
+      how=channels.ROWS, spec=spec, is_known=name == 'known'
+    )
+    for name, spec in specs.items()
+  }
+  figures = _figures(row=messages.row_type(specs), uploads=uploads)
+  # Beside it, as for an exchange.
+  assert _parts(figures, 'up')['exchange'] == 28 + 1 + 4
 
 
 def test_clients_that_train_alone_send_nothing():

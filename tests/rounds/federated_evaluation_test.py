@@ -96,8 +96,7 @@ def _expected(name, prediction, model, table):
       of_client = server_model.ServerModel(*weights)
       results[client_id] = evaluate_fn(of_client, x, y)
     else:
-      needed = table if prediction.needs_table else ()
-      results[client_id] = evaluate_fn(model, x, y, needed)
+      results[client_id] = evaluate_fn(model, x, y)
   return results
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.aggregators import collecting
 from tff_fssl.interface import exchange
 from tff_fssl.models import server_model
 from tff_fssl.rounds import messages
@@ -55,16 +56,18 @@ def end_round():
     )
 
   state_type = initialize.type_signature.result
-  accept = messages.build_accept(_KEEPING, state_type, model_type)
+  row_type = messages.row_type(_KEEPING.row_specs)
+  collect, rows_type = collecting.build_collect(row_type)
+  accept = messages.build_accept(_KEEPING, state_type, model_type, rows_type)
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(messages.row_type(_KEEPING), tff.CLIENTS),
+    tff.FederatedType(row_type, tff.CLIENTS),
     tff.FederatedType(model_type, tff.SERVER),
     tff.FederatedType(np.bool_, tff.SERVER),
   )
   def comp(state, rows, model, counts):
-    return accept(state, rows, model, counts)
+    return accept(state, collect(rows), model, counts)
 
   def call(rows, counts=True):
     state, metrics = comp(initialize(), rows, model, counts)

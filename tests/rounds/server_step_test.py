@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import channels
 from tff_fssl.interface import round_hparams
 from tff_fssl.models import server_model
 from tff_fssl.rounds import server_step
@@ -54,7 +55,6 @@ def step(request):
     weights_type,
     _aggregate_type(_VECTOR, _VECTOR, _VECTOR),
     optimizer,
-    seed=0,
     first_round=1,
     states=_STATES,
     non_negative=[1],
@@ -95,7 +95,6 @@ def test_a_finite_update_whose_result_is_not_is_skipped():
     weights_type,
     _aggregate_type(_VECTOR),
     tff.learning.optimizers.build_sgdm(10.0),
-    seed=0,
     first_round=1,
     states=_STATES,
   )
@@ -104,6 +103,31 @@ def test_a_finite_update_whose_result_is_not_is_skipped():
   output = step.next(step.initialize(), weights, _aggregate(*huge))
   assert output.measurements['update_skipped'] == 1
   np.testing.assert_array_equal(output.result.trainable[0], [3.0, 4.0])
+
+
+def test_all_that_clients_send_has_a_name():
+  uploads = {
+    'report': channels.Upload(0.0, 1.0),
+    'summed': channels.Upload(how=channels.SUM, spec=tf.TensorSpec([2])),
+    'rows': channels.Upload(how=channels.ROWS, spec=tf.TensorSpec([2])),
+  }
+  vector = tf.constant([1.0, 2.0])
+  aggregate = collections.OrderedDict(
+    _aggregate(vector, uploads={'report': 0.5}),
+    rows={
+      'is_valid': tf.constant([True, False, True]),
+      'values': {'rows': tf.eye(3), 'of_exchange': tf.eye(3)},
+    },
+  )
+  aggregate['update'].update(summed=3 * vector, teacher=[2 * vector])
+  found = server_step._aggregated(aggregate, ['teacher'], uploads, tuple)
+  assert set(found.values) == {'teacher', *uploads}
+  assert found['report'] == 0.5
+  np.testing.assert_array_equal(found['teacher'][0], [2.0, 4.0])
+  np.testing.assert_array_equal(found['summed'], [3.0, 6.0])
+  np.testing.assert_array_equal(found['rows'], [[1, 0, 0], [0, 0, 1]])
+  with pytest.raises(KeyError, match='of_exchange'):
+    found['of_exchange']  # pylint: disable=pointless-statement
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adam', 'yogi'])

@@ -96,5 +96,5 @@ def test_momentum_is_kept_where_there_is_some(labels, settings, keeps):
       'num_reports': np.float32,
     }
   )
-  step = side.build_step(model_type, aggregate_type, ())
+  step = side.build_step(model_type, aggregate_type, (), {})
   assert bool(step.initialize()['momentum']) == keeps

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import two_sets
 
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
+from tff_fssl.interface import base
 from tff_fssl.models import evaluate
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_data
 
 
@@ -204,6 +207,73 @@ class TestHelping:
       model._replace(trainable=tuple(summed)), x, y
     )
     assert own == expected
+
+
+class _Seen(NamedTuple):
+  psi: Weights
+  report: tf.Tensor
+  summed: tf.Tensor
+  rows: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sending(two_sets.Helping):
+  """Sends its number of labels in all ways, besides the row of the table."""
+
+  def initial_state(self, weights, setup):
+    state = super().initial_state(weights, setup)
+    zero = tf.constant(0.0)
+    memory = _Seen(state.memory.psi, zero, tf.zeros([2]), zero)
+    return state._replace(memory=memory)
+
+  def uploads(self, setup):
+    pair = tf.TensorSpec([2])
+    return {
+      'report': base.Upload(0.0, 9.0),
+      'summed': base.Upload(0.0, 9.0, base.SUM, pair),
+      'rows': base.Upload(0.0, 9.0, base.ROWS, pair),
+    }
+
+  def is_possible(self, uploads):
+    return tf.reduce_all(tf.equal(uploads['summed'], uploads['rows']))
+
+  def finish(self, client, metrics):
+    output = super().finish(client, metrics)
+    num = tf.cast(tf.size(client.labeled.y), tf.float32)
+    # Lies of clients with 7 labels or more.
+    summed = tf.where(tf.equal(num, 7.0), 8.0, num) * tf.ones([2])
+    rows = tf.where(tf.equal(num, 8.0), float('nan'), num) * tf.ones([2])
+    own = {'report': num, 'summed': summed, 'rows': rows}
+    return output._replace(uploads={**output.uploads, **own})
+
+  def update(self, state, aggregate, server):
+    state = super().update(state, aggregate, server)
+    return state.remember(
+      report=aggregate['report'],
+      summed=aggregate['summed'],
+      rows=tf.reduce_max(aggregate['rows']),
+    )
+
+
+def test_uploads_of_every_kind_beside_a_table():
+  process = two_sets.build(_Sending())
+
+  def run(*num_labels):
+    cohort = []
+    for client_id, num in enumerate(num_labels):
+      element = tiny_task.client(client_id, labeled=num)
+      element['client_id'] = np.int32(client_id)
+      cohort.append(tiny_task.dataset(element))
+    return process.next(process.initialize(), cohort)
+
+  # One that is impossible, and one that is not finite.
+  for output, num_rejected in ((run(2, 4), 0), (run(2, 7, 4, 8, 12), 3)):
+    train = output.metrics['client_work']['train']
+    assert train['num_rejected_clients'] == num_rejected
+    assert output.metrics['exchange']['num_rows'] == 2
+    model = output.state.global_model_weights
+    assert model.sets['report'] == 3.0 and model.sets['rows'] == 4.0
+    np.testing.assert_allclose(model.sets['summed'], [3.0, 3.0])
 
 
 def test_clients_have_ids_only_where_they_are_needed():

@@ -53,6 +53,26 @@ def test_a_set_is_sent_when_its_broadcast_says_so(mode, sent):
   assert bool(states.is_sent('teacher', model)) == sent
 
 
+class _Counting(two_sets.Switching):
+  """Counts rounds in `mode`, also discarded ones."""
+
+  def after_round(self, memory, round_num):
+    return memory._replace(mode=memory.mode + tf.cast(round_num, tf.float32))
+
+
+@pytest.mark.parametrize('average_decay', [0.0, 0.5])
+def test_a_discarded_round_changes_what_is_due_and_nothing_else(average_decay):
+  hparams = round_hparams.RoundHparams(average_decay=average_decay)
+  states = states_lib.States(_Counting(round=hparams))
+  model = states.start(_WEIGHTS)
+  after = states.discard(model, tf.constant(3))
+  assert float(after.control['mode']) == 1.0 + 3.0
+  assert after._replace(control=model.control) == model
+  counted = states.update(model, _Aggregate(), _Server())
+  # It has switched to 0 before.
+  assert float(counted.control['mode']) == 0.0 + 1.0
+
+
 def test_other_predictions_are_by_their_own_weights():
   states = states_lib.States(two_sets.Switching())
   model = states.start(_WEIGHTS)

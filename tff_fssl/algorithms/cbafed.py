@@ -32,21 +32,17 @@ docs/algorithms/cbafed.md lists the deviations from the authors' code.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping
 import dataclasses
-import functools
 from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import inference
-from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import frequencies as frequencies_lib
@@ -61,9 +57,15 @@ _TOLERANCE = 1.001
 
 
 class CbaFedMemory(NamedTuple):
-  """The server's memory: the model of some rounds before."""
+  """The server's memory.
 
-  residual: Weights
+  Attributes:
+    shares: float32 [C], the frequencies of classes, of sum 1.
+    residual: The model of some rounds before. () without residual connections.
+  """
+
+  shares: tf.Tensor
+  residual: Weights | tuple[()]
 
 
 class Selection(NamedTuple):
@@ -228,10 +230,6 @@ class CbaFed(base.Algorithm):
     """Tells whether numbers of examples are weights (step 4)."""
     return self.weigh_by_examples
 
-  def exchange(self) -> exchange_lib.BuildExchange:
-    """Keeps the shares of classes (steps 1 and 5)."""
-    return functools.partial(_build_table, decay=self.count_decay)
-
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Declares the older weights of a client (step 3)."""
     return {_RESIDUAL: base.AuxiliaryNetwork()} if self._connects else {}
@@ -241,11 +239,27 @@ class CbaFed(base.Algorithm):
     """Tells whether clients connect weights with those of older epochs."""
     return self.residual_interval > 0 and not self.round.client_steps
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
-    """Starts the older weights as the model."""
-    if not self.residual_interval:
-      return base.ServerState(weights)
-    return base.ServerState(weights, CbaFedMemory(weights))
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
+    """Starts with equal frequencies, and the older weights as the model."""
+    shares = tf.fill([setup.num_classes], 1.0 / setup.num_classes)
+    residual = weights if self.residual_interval else ()
+    return base.ServerState(weights, CbaFedMemory(shares, residual))
+
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Broadcasts the frequencies of classes (step 1)."""
+    del state
+    return {_SHARES: base.Broadcast()}
+
+  def uploads(self, setup: base.Setup) -> Mapping[str, base.Upload]:
+    """Declares the numbers of examples of each class (step 4)."""
+    spec = tf.TensorSpec([setup.num_classes])
+    return {_COUNTS: base.Upload(0.0, _TOLERANCE, base.SUM, spec)}
+
+  def is_possible(self, uploads: base.Tensors) -> tf.Tensor:
+    """Tells whether these may be a client's shares of classes."""
+    return tf.reduce_sum(uploads[_COUNTS]) <= _TOLERANCE
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Selects examples, and computes the client's weight (steps 2 and 4)."""
@@ -402,6 +416,10 @@ class CbaFed(base.Algorithm):
   ) -> base.ServerState:
     """Averages, and connects the model with an older one (step 5)."""
     state = super().update(state, aggregate, server)
+    shares = frequencies_lib.follow(
+      state.memory.shares, aggregate[_COUNTS], self.count_decay
+    )
+    state = state.remember(shares=shares)
     if not self.residual_interval:
       return state
     # The first round after the warm-up has the number 0.
@@ -470,43 +488,3 @@ def class_thresholds(
   # The standard deviation of a sample.
   deviation = tf.math.reduce_std(frequencies) * (num / (num - 1)) ** 0.5
   return tf.minimum(frequencies + base_value - deviation, cap)
-
-
-def _build_table(
-  population: exchange_lib.Population, *, decay: float
-) -> exchange_lib.Exchange:
-  """Builds the exchange that keeps the shares of classes."""
-  num_classes = population.num_classes
-
-  def accept(
-    table: Mapping[str, tf.Tensor],
-    rows: exchange_lib.Rows,
-    model: server_model.ServerModel,
-    round_num: tf.Tensor,
-  ) -> Mapping[str, tf.Tensor]:
-    del model, round_num
-    # At most one row, which the aggregator made of all.
-    counts = tf.reduce_sum(rows.values[_COUNTS], axis=0)
-    return collections.OrderedDict(
-      {_SHARES: frequencies_lib.follow(table[_SHARES], counts, decay)}
-    )
-
-  return exchange_lib.Exchange(
-    initialize=lambda: collections.OrderedDict(
-      {_SHARES: tf.fill([num_classes], 1.0 / num_classes)}
-    ),
-    message=lambda table, model, round_num: table,
-    receive=lambda table, client_id: dict(table),
-    row_specs={_COUNTS: tf.TensorSpec([num_classes])},
-    accept=accept,
-    is_possible=_is_possible,
-    in_sum=True,
-  )
-
-
-def _is_possible(values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """Tells whether these may be a client's shares of classes."""
-  counts = values[_COUNTS]
-  return tf.logical_and(
-    tf.reduce_all(counts >= 0.0), tf.reduce_sum(counts) <= _TOLERANCE
-  )

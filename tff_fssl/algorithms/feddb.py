@@ -26,20 +26,18 @@ docs/algorithms/feddb.md lists the deviations from paper and authors' code.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping
 import dataclasses
-import functools
 import math
+from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
-from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import frequencies
 from tff_fssl.semisup import losses
@@ -55,6 +53,12 @@ _APP_U, _MEAN, _CHANGE = 'app_u', 'mean_app_u', 'change'
 _STEP, _DECAY, _NUM_ITERATIONS = 1.9, 0.9, 100
 # Rounding may take the sum of probabilities this far from 1.
 _TOLERANCE = 0.001
+
+
+class FedDbMemory(NamedTuple):
+  """The server's memory if clients weigh themselves by the mean APP-U, [C]."""
+
+  mean_app_u: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +134,50 @@ class FedDb(base.Algorithm):
   def _follows(self) -> bool:
     return self.sets_weights and self.app_u == TRAINING
 
-  def exchange(self) -> exchange_lib.BuildExchange | None:
-    """Sends APP-U to the server (step 4)."""
-    builds = {COHORT: _build_rows, LAST_MEAN: _build_mean, UNIFORM: None}
-    return builds[self.weights]
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
+    """Starts the mean APP-U as uniform, if it is needed."""
+    if self.weights != LAST_MEAN:
+      return base.ServerState(weights)
+    uniform = tf.fill([setup.num_classes], 1.0 / setup.num_classes)
+    return base.ServerState(weights, FedDbMemory(uniform))
+
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Broadcasts the mean APP-U of the round before, if it is needed."""
+    del state
+    return {_MEAN: base.Broadcast()} if self.weights == LAST_MEAN else {}
+
+  def uploads(self, setup: base.Setup) -> Mapping[str, base.Upload]:
+    """Declares APP-U, and the change whose weight the server sets (step 4)."""
+    spec = tf.TensorSpec([setup.num_classes])
+    if self.weights == UNIFORM:
+      return {}
+    if self.weights == LAST_MEAN:
+      return {_APP_U: base.Upload(0.0, math.inf, base.SUM, spec)}
+    if not setup.plain_mean:
+      raise UsageError(
+        f'--feddb.weights={COHORT}: the algorithm itself weighs the updates of'
+        ' single clients, so that the aggregator neither bounds nor compresses'
+        f' them; give --aggregator={aggregator_hparams.MEAN}, or set'
+        f' --feddb.weights={LAST_MEAN} or {UNIFORM}'
+      )
+    shapes = [spec.shape for spec in setup.weights.trainable]
+    size = sum(shape.num_elements() for shape in shapes)
+    return {
+      _APP_U: base.Upload(0.0, math.inf, base.ROWS, spec),
+      # The server knows it from the update.
+      _CHANGE: base.Upload(
+        how=base.ROWS, spec=tf.TensorSpec([size]), is_known=True
+      ),
+    }
+
+  def is_possible(self, uploads: base.Tensors) -> tf.Tensor:
+    """Tells whether this may be a client's APP-U."""
+    total = tf.reduce_sum(uploads[_APP_U])
+    # A client may have scaled it down by its own weight (`finish`).
+    least = 1.0 - _TOLERANCE if self.weights == COHORT else 0.0
+    return (total >= least) & (total <= 1.0 + _TOLERANCE)
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Computes APP-U, and debiased pseudo-labels (step 2)."""
@@ -218,11 +262,16 @@ class FedDb(base.Algorithm):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Averages by the weights of the cohort (step 5)."""
+    """Averages by the weights of the cohort, or of clients (step 5)."""
+    if self.weights == LAST_MEAN:
+      # The mean is in the proportions of the plain one.
+      mean = frequencies.follow(
+        state.memory.mean_app_u, aggregate[_APP_U], decay=0.0
+      )
+      state = state.remember(mean_app_u=mean)
     if self.weights == COHORT:
-      app_u, changes = (aggregate.rows[name] for name in (_APP_U, _CHANGE))
-      weights = cohort_weights(app_u)
-      mean = tf.linalg.matvec(changes, weights, transpose_a=True)
+      weights = cohort_weights(aggregate[_APP_U])
+      mean = tf.linalg.matvec(aggregate[_CHANGE], weights, transpose_a=True)
       # Moving averages, which follow the weights in an update, keep the plain
       # mean. An update without clients is NaN, by which the server knows.
       num_weights = len(state.weights.trainable)
@@ -238,7 +287,7 @@ class FedDb(base.Algorithm):
           strict=True,
         )
       ]
-      aggregate = aggregate._replace(update=(*update, *other))
+      aggregate = dataclasses.replace(aggregate, update=(*update, *other))
     return super().update(state, aggregate, server)
 
 
@@ -330,70 +379,4 @@ def _score_limits(num_classes: int) -> tuple[float, float]:
   return (
     math.exp(scale * (1.0 - 1.0 / num_classes)),
     math.exp(-scale / num_classes),
-  )
-
-
-def _build_rows(population: exchange_lib.Population) -> exchange_lib.Exchange:
-  """Builds the exchange that brings single updates to the server."""
-  if not population.plain_mean:
-    raise UsageError(
-      f'--feddb.weights={COHORT}: the algorithm itself weighs the updates of'
-      ' single clients, so that the aggregator neither bounds nor compresses'
-      f' them; give --aggregator={aggregator_hparams.MEAN}, or set'
-      f' --feddb.weights={LAST_MEAN} or {UNIFORM}'
-    )
-  shapes = [spec.shape for spec in population.weights.trainable]
-  size = sum(shape.num_elements() for shape in shapes)
-  return exchange_lib.Exchange(
-    initialize=lambda: (),
-    message=lambda table, model, round_num: table,
-    receive=lambda table, client_id: {},
-    row_specs={
-      _APP_U: tf.TensorSpec([population.num_classes]),
-      _CHANGE: tf.TensorSpec([size]),
-    },
-    accept=lambda table, rows, model, round_num: table,
-    is_possible=functools.partial(_is_possible, least=1.0 - _TOLERANCE),
-    for_update=True,
-    # The server knows it from the update.
-    not_counted=(_CHANGE,),
-  )
-
-
-def _build_mean(population: exchange_lib.Population) -> exchange_lib.Exchange:
-  """Builds the exchange that keeps the mean APP-U of the last clients."""
-  num_classes = population.num_classes
-
-  def accept(
-    table: Mapping[str, tf.Tensor],
-    rows: exchange_lib.Rows,
-    model: server_model.ServerModel,
-    round_num: tf.Tensor,
-  ) -> Mapping[str, tf.Tensor]:
-    del model, round_num
-    # At most one row, which the aggregator made of all.
-    total = tf.reduce_sum(rows.values[_APP_U], axis=0)
-    return collections.OrderedDict(
-      {_MEAN: frequencies.follow(table[_MEAN], total, decay=0.0)}
-    )
-
-  return exchange_lib.Exchange(
-    initialize=lambda: collections.OrderedDict(
-      {_MEAN: tf.fill([num_classes], 1.0 / num_classes)}
-    ),
-    message=lambda table, model, round_num: table,
-    receive=lambda table, client_id: dict(table),
-    row_specs={_APP_U: tf.TensorSpec([num_classes])},
-    accept=accept,
-    is_possible=functools.partial(_is_possible, least=0.0),
-    in_sum=True,
-  )
-
-
-def _is_possible(values: Mapping[str, tf.Tensor], least: float) -> tf.Tensor:
-  """Tells whether this may be a client's APP-U, of a sum from `least` to 1."""
-  app_u = values[_APP_U]
-  total = tf.reduce_sum(app_u)
-  return tf.reduce_all(app_u >= 0.0) & (
-    (total >= least) & (total <= 1.0 + _TOLERANCE)
   )

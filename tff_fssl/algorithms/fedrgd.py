@@ -182,8 +182,11 @@ class FedRgd(base.Algorithm):
     """Returns the number of the server's trainings in a round (step 3)."""
     return self._num_copies
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
     """Starts all groups from the model."""
+    del setup
     if not self.keeps_groups:
       return base.ServerState(weights)
     stacks = (_stack(t, self.num_groups) for t in self._changed(weights))

@@ -124,8 +124,11 @@ class TsServerEma(base.Algorithm):
     maximum=1,
   )
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
     """Starts the teacher as the student."""
+    del setup
     return base.ServerState(weights, TeacherMemory(weights))
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
@@ -325,8 +328,11 @@ class FedSwitch(TsServerEma):
     """Tells whether the clients' divergences decide which network labels."""
     return self.labeler in (CLOSEST, ALGORITHMS)
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
     """Starts with a teacher round, unless the student always labels."""
+    del setup
     unknown = tf.constant(float('nan'))
     by_teacher = tf.constant(self.labeler != STUDENT)
     memory = SwitchMemory(
@@ -348,12 +354,12 @@ class FedSwitch(TsServerEma):
       'teacher_sent': base.Broadcast(),
     }
 
-  def uploads(self) -> Mapping[str, base.Upload]:
+  def uploads(self, setup: base.Setup) -> Mapping[str, base.Upload]:
     """Declares divergences if they decide which network labels (C16)."""
     if not self.switches:
       return {}
     # Rounding may take a divergence this far out of [0, log C].
-    report = base.Upload(-1e-4, lambda sizes: math.log(sizes['classes']) + 1e-4)
+    report = base.Upload(-1e-4, math.log(setup.num_classes) + 1e-4)
     # Whether there are divergences.
     measured = base.Upload(0.0, 1.0)
     return {**dict.fromkeys(_DIVERGENCES, report), _MEASURED: measured}
@@ -457,11 +463,10 @@ class FedSwitch(TsServerEma):
     self, memory: SwitchMemory, aggregate: base.Aggregate
   ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Returns whether the teacher labels next, and the last divergences."""
-    uploads = aggregate.uploads
     # Means over all reports. A client that lies may report a tiny share of
     # one: less than one client is nobody, and never a divisor.
     one = 1.0 / tf.maximum(aggregate.num_reports, 1.0)
-    share = uploads[_MEASURED]
+    share = aggregate[_MEASURED]
     is_measured = share > 0.5 * one
     last = {}
     for name, is_sent in zip(
@@ -469,7 +474,7 @@ class FedSwitch(TsServerEma):
     ):
       last[name] = tf.where(
         is_measured & is_sent,
-        uploads[name] / tf.maximum(share, one),
+        aggregate[name] / tf.maximum(share, one),
         getattr(memory, name),
       )
     student, teacher = (

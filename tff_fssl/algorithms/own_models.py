@@ -8,6 +8,7 @@ from typing import Any
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import flatten
@@ -18,7 +19,7 @@ _WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
 
 
 def build_exchange(
-  population: exchange_lib.Population, specs: Any = None
+  setup: setup_lib.Setup, specs: Any = None
 ) -> exchange_lib.Exchange:
   """Builds the exchange that keeps a model for each client.
 
@@ -27,7 +28,7 @@ def build_exchange(
   row, and uploads the result of `make_row`.
 
   Args:
-    population: The clients and the model.
+    setup: The clients and the model.
     specs: `tf.TensorSpec`s of a client's kept weights, in any structure. None:
       the model's weights.
 
@@ -38,8 +39,8 @@ def build_exchange(
     UsageError: If the number of clients is unknown, or the table is larger than
       1.5 GB.
   """
-  num = population.known_clients()
-  specs = population.weights if specs is None else specs
+  num = setup.known_clients()
+  specs = setup.weights if specs is None else specs
   size = sum(spec.shape.num_elements() for spec in _stored(specs))
   if num * size * 4 > _MAX_BYTES:
     raise UsageError(

@@ -24,6 +24,7 @@ from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import groups as groups_lib
 from tff_fssl.interface import names
 from tff_fssl.interface import round_hparams
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import inference
@@ -35,6 +36,8 @@ from tff_fssl.semisup import means
 RoundHparams = round_hparams.RoundHparams
 Broadcast = channels.Broadcast
 Upload = channels.Upload
+SUM, ROWS = channels.SUM, channels.ROWS
+Setup = setup_lib.Setup
 Capabilities = entry.Capabilities
 Mean = means.Mean
 Tensors: TypeAlias = 'Mapping[str, tf.Tensor]'
@@ -331,8 +334,8 @@ class ServerState(NamedTuple):
 
   Attributes:
     weights: The model.
-    memory: The algorithm's own NamedTuple, or (). A discarded round leaves it
-      unchanged.
+    memory: The algorithm's own NamedTuple, or (). In a discarded round, only
+      `Algorithm.after_round` changes it.
   """
 
   weights: Weights
@@ -343,33 +346,33 @@ class ServerState(NamedTuple):
     return self._replace(memory=self.memory._replace(**values))
 
 
-class Aggregate(NamedTuple):
-  """The combined uploads of a round's clients.
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+  """All that a round's clients have sent: `aggregate[name]`.
+
+  The names are those of uploaded auxiliary networks, for their combined
+  changes, and of `Algorithm.uploads`, for what `Upload.how` says.
 
   Attributes:
     update: The combined change of the model, weights before training minus
       weights after it. NaN if no client's weight was positive. () with groups,
       which use `by_group`.
-    networks: Name of an uploaded auxiliary network -> its combined change. {}
-      with groups.
-    uploads: Name of an upload -> its mean, float32 scalar.
-    num_reports: float32 scalar, the clients that `uploads` are means over.
+    values: Name -> value. With groups, without networks.
+    num_reports: float32 scalar, the clients that report.
     by_group: Computes the combined updates of each of several groups.
-    rows: Name -> [n, ...], the rows of the round's n clients, for an exchange
-      that has them `for_update`.
   """
 
   update: tuple[tf.Tensor, ...]
-  networks: Mapping[str, tuple[tf.Tensor, ...]]
-  uploads: Tensors
+  values: Mapping[str, Any]
   num_reports: tf.Tensor
   by_group: Callable[[], groups_lib.ByGroup]
-  rows: Tensors = {}
+
+  def __getitem__(self, name: str) -> Any:
+    return self.values[name]
 
   def move(self, name: str, old: Weights) -> Weights:
     """Applies the combined change of a network, unless it is not finite."""
-    changes = self.networks[name]
-    new = tuple(w - c for w, c in zip(old.trainable, changes, strict=True))
+    new = tuple(w - c for w, c in zip(old.trainable, self[name], strict=True))
     # The change is NaN if no client's weight was positive.
     new = select(all_finite(new), new, lambda: tuple(old.trainable))
     return old._replace(trainable=new)
@@ -381,10 +384,12 @@ class Server:
   Attributes:
     round_num: int32 scalar, below 1 in server pre-training.
     seed: int32 [2], for random draws of `Algorithm.update`.
+    setup: What was known before the first round.
   """
 
   round_num: tf.Tensor
   seed: tf.Tensor
+  setup: Setup
 
   def apply(self, weights: Weights, update: Sequence[tf.Tensor]) -> Weights:
     """Applies an update by the server's optimizer, once a round."""
@@ -425,6 +430,9 @@ class Algorithm:
   4.  It uploads the change of its model, and the values that `finish` returns
       for the declared `uploads`.
   5.  The server combines the uploads and calls `update`.
+
+  What the server remembers is its memory, one for all clients. What belongs to
+  one client is a row of the table of an `exchange`.
 
   Methods that take tensors run inside TensorFlow graphs. All are pure functions
   of `self` and their arguments. Only `after_step` and `finish` may assign to
@@ -504,8 +512,9 @@ class Algorithm:
 
   # The server, before a round.
 
-  def initial_state(self, weights: Weights) -> ServerState:
+  def initial_state(self, weights: Weights, setup: Setup) -> ServerState:
     """Makes the state before the first round, or from a user's weights."""
+    del setup
     return ServerState(weights)
 
   def broadcasts(self, state: ServerState) -> Mapping[str, Broadcast]:
@@ -519,9 +528,24 @@ class Algorithm:
     """Declares the auxiliary networks of a client."""
     return {}
 
-  def uploads(self) -> Mapping[str, Upload]:
+  def uploads(self, setup: Setup) -> Mapping[str, Upload]:
     """Declares the values that clients send in addition to changes."""
+    del setup
     return {}
+
+  def is_possible(self, uploads: Tensors) -> tf.Tensor:
+    """Tells whether an honest client can have sent these `uploads` together.
+
+    A client of which this is false is rejected.
+
+    Args:
+      uploads: Name -> value, of one client.
+
+    Returns:
+      bool scalar.
+    """
+    del uploads
+    return tf.constant(True)
 
   @property
   def sets_weights(self) -> bool:
@@ -620,6 +644,21 @@ class Algorithm:
     """Applies the clients' update, then trains on the server's labels."""
     weights = server.apply(state.weights, aggregate.update)
     return state._replace(weights=server.train(weights))
+
+  def after_round(self, memory: Any, round_num: tf.Tensor) -> Any:
+    """Changes in the memory what is due by the round's number.
+
+    It follows `update`. Unlike that, it is called in discarded rounds, too.
+
+    Args:
+      memory: `ServerState.memory`.
+      round_num: int32 scalar, of the round that ends.
+
+    Returns:
+      The memory.
+    """
+    del round_num
+    return memory
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
     """Returns the function that makes the table which the server keeps."""

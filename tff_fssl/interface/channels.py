@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from tff_fssl.lazy import tf
@@ -13,6 +14,8 @@ from tff_fssl.lazy import tf
 # algorithm: the change of the model, and the client's place among groups.
 MODEL = 'model'
 PLACE = 'place'
+# What the server gets of an upload: see `Upload.how`.
+MEAN, SUM, ROWS = 'mean', 'sum', 'rows'
 
 
 def sort_by_name(
@@ -27,28 +30,35 @@ def sort_by_name(
 
 
 class Upload(NamedTuple):
-  """A number that each client reports in addition to changes.
+  """A value that each client sends in addition to changes.
 
-  The server gets the mean over clients. A client with a number outside of the
-  limits is rejected. Numbers are not released as metrics. They leave clients
-  outside of the aggregator's sum, so that `secure` and `dp` refuse algorithms
-  that declare some.
+  The server finds in `Aggregate`, by name, what `how` says. A client with an
+  entry outside of the limits is rejected. Uploads are not released as metrics.
+  Those that are not SUM leave clients outside of the aggregator's sum, so that
+  `secure` and `dp` refuse algorithms that declare some.
 
   Attributes:
-    low: The least number that an honest client can send.
-    high: The greatest such number, or a function that computes it from
-      {'classes': number of classes}.
+    low: The least entry that an honest client can send.
+    high: The greatest one.
+    how: MEAN: the mean over the clients that report, of float32 scalars. SUM:
+      what the aggregator makes of float32 tensors together with the changes,
+      NaN if no client's weight was positive. ROWS: the tensors of the n clients
+      that report, one by one, [n, ...].
+    spec: The type of a client's tensor. None: a float32 scalar.
+    is_known: Whether the server knows it already, from the changes, so that the
+      figures of bytes do not contain it.
   """
 
-  low: float
-  high: float | Callable[[Mapping[str, int]], float]
+  low: float = -math.inf
+  high: float = math.inf
+  how: str = MEAN
+  spec: tf.TensorSpec | None = None
+  is_known: bool = False
 
-  def limits(self, num_classes: int) -> tuple[float, float]:
-    """Returns the least and the greatest possible value."""
-    # Algorithms are declared before the number of classes is known.
-    if callable(self.high):
-      return self.low, self.high({'classes': num_classes})
-    return self.low, self.high
+
+def sent_as(uploads: Mapping[str, Upload], how: str) -> dict[str, Upload]:
+  """Selects the uploads of one kind."""
+  return {name: u for name, u in uploads.items() if u.how == how}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

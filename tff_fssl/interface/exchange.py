@@ -1,7 +1,7 @@
-"""The exchange: values that server and clients send besides the model.
+"""The exchange: a table at the server, with a row for each client.
 
-An exchange is a table at the server. Each round, clients receive values from
-it, and upload rows that change it.
+Each round, clients receive values from it, and upload rows that change it. What
+is not kept for single clients is the server's memory instead.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tff_fssl.hparams import UsageError
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import np, tf
 from tff_fssl.models import server_model
-from tff_fssl.models.weights import Weights
 
 ServerModel = server_model.ServerModel
 # TensorFlow's messages, and so values between computations, are limited to 2
@@ -24,8 +23,7 @@ class Rows(NamedTuple):
   """The rows that the n clients of a round have uploaded for the exchange.
 
   Attributes:
-    client_id: int32 [n], in [0, num_clients), each at most once. Zeros if the
-      exchange knows no clients.
+    client_id: int32 [n], in [0, num_clients), each at most once.
     values: Name -> [n, ...].
   """
 
@@ -58,7 +56,7 @@ class Outside(NamedTuple):
 
 
 class Exchange(NamedTuple):
-  """A table (of clients, or of last uploads) that the server keeps.
+  """A table of clients that the server keeps.
 
   All functions are pure, and are called inside TFF's computations. The table is
   part of the process's state.
@@ -72,23 +70,16 @@ class Exchange(NamedTuple):
       are the `ClientOutput.uploads` that the algorithm does not declare as
       `uploads`.
     accept: (table, rows, model after the round, round number) -> the table.
-    num_clients: The number of clients that the table knows by their ids. 0: it
-      knows none.
+    num_clients: The number of clients, which the table knows by their ids.
     is_clients_own: Whether the table stands for values on the clients' own
       disks. In a deployment none of it travels, so no bytes are counted.
     is_possible: (name -> tensor, a row) -> bool scalar, whether an honest
       client can have sent it. If not, the client is rejected as a whole. The
       bound on numbers is checked in any case. None: nothing else is checked.
-    in_sum: Whether the aggregator combines rows together with the updates, so
-      that no row can be seen alone. Then `accept` gets the combined row as the
-      only one, or no row if none was usable. All of `row_specs` must be
-      float32.
     not_counted: Names of values, in `receive`'s results and in rows, that the
       figures of bytes do not contain. Their receiver knows them already (from
       its own disk, or from the update), or the algorithm counts them itself.
     outside: Loads and stores rows outside of the table, if there are any.
-    for_update: Whether `Algorithm.update` gets the rows, too, as
-      `Aggregate.rows`. They must not be `in_sum`, and clients have no ids.
   """
 
   initialize: Callable[[], Any]
@@ -96,56 +87,12 @@ class Exchange(NamedTuple):
   receive: Callable[[Any, tf.Tensor], Mapping[str, tf.Tensor]]
   row_specs: Mapping[str, tf.TensorSpec]
   accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
-  num_clients: int = 0
+  num_clients: int
   is_clients_own: bool = False
   is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
-  in_sum: bool = False
   not_counted: tuple[str, ...] = ()
   outside: Outside | None = None
-  for_update: bool = False
-
-
-class Population(NamedTuple):
-  """The arguments of an exchange besides its hyper-parameters.
-
-  Attributes:
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1. 0:
-      unknown.
-    weights: `tf.TensorSpec`s of the model's weights.
-    of_peers: Name of each auxiliary network with a `build` -> `tf.TensorSpec`s
-      of its weights.
-    num_classes: The number of classes.
-    num_outputs: The width of the network's outputs, logits or embeddings.
-    plain_mean: Whether the aggregator is TFF's mean, and changes no update.
-    robust: Whether the aggregator is `robust`. Then no single client should
-      determine the values that others receive. Where it does, the algorithm's
-      page says so.
-    seed: The run's seed.
-  """
-
-  num_clients: int
-  weights: Weights
-  of_peers: Mapping[str, Weights] = {}
-  num_classes: int = 0
-  num_outputs: int = 0
-  plain_mean: bool = True
-  robust: bool = False
-  seed: int = 0
-
-  def known_clients(self) -> int:
-    """Returns the number of clients.
-
-    Raises:
-      UsageError: If the number is unknown.
-    """
-    if not self.num_clients:
-      raise UsageError(
-        'num_clients=None: the server of this algorithm keeps values for each'
-        ' client; give the number of clients, whose ids are 0 to num_clients'
-        ' - 1'
-      )
-    return self.num_clients
 
 
 # Builds an algorithm's exchange.
-BuildExchange = Callable[[Population], Exchange]
+BuildExchange = Callable[[setup_lib.Setup], Exchange]

@@ -18,7 +18,7 @@ from tff_fssl.models.weights import Weights
 
 # Name -> float32 scalar.
 Metrics: TypeAlias = 'collections.OrderedDict[str, tf.Tensor]'
-# Called with (model, x, y), and the exchange's table if predictions need it.
+# Called with (model, x, y), and the exchange's table if clients have models.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 # (correct predictions, losses), each summed over examples.
 _Sums: TypeAlias = 'tuple[tf.Tensor, tf.Tensor]'
@@ -46,9 +46,9 @@ def build_evaluate_fn(
     `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...], y
     int [N] and N >= 1. The accuracy is in [0, 1], the loss is the mean
     cross-entropy in nats. `NAME/accuracy` and `NAME/loss` follow for each of
-    `prediction.also`. If `prediction.needs_table`, the function takes a fourth
-    argument, the exchange's table. If each client has its own model
-    (`prediction.member`), the result is that of `summarize_clients`.
+    `prediction.also`. If each client has its own model (`prediction.member`),
+    the function takes a fourth argument, the exchange's table, and the result
+    is that of `summarize_clients`.
 
   Examples:
     >>> import numpy as np
@@ -80,7 +80,6 @@ def build_evaluate_fn(
       images: tf.Tensor,
       labels: tf.Tensor,
     ) -> Metrics:
-      model = prediction.completed(model, table)
       return measure(passes, prediction, model, table, images, labels)
 
     return evaluate
@@ -115,26 +114,19 @@ def build_logits_fn(
     prediction: The prediction rule, without `member`.
 
   Returns:
-    `(model, x, table) -> logits float32 [N, C]`, with x preprocessed, [N, ...],
-    N >= 1. The table is the exchange's, or ().
+    `(model, x) -> logits float32 [N, C]`, with x preprocessed, [N, ...], N >=
+    1.
   """
   network = adapter.Network(model_fn, image_shape=input_shape)
 
   @tf.function(autograph=False, reduce_retracing=True)
-  def logits(model: Any, x: tf.Tensor, table: Any) -> tf.Tensor:
-    model = prediction.completed(model, table)
+  def logits(model: Any, x: tf.Tensor) -> tf.Tensor:
     network.assign(prediction.weights(model))
     return prediction.logits(network, model, x)
 
-  def fn(model: server_model.ServerModel, x: Any, table: Any = ()) -> Any:
-    model, table = tf.nest.map_structure(
-      tf.convert_to_tensor,
-      (
-        server_model.ServerModel(*model),
-        table if prediction.needs_table else (),
-      ),
-    )
-    return logits(model, x, table)
+  def fn(model: server_model.ServerModel, x: Any) -> Any:
+    model = server_model.ServerModel(*model)
+    return logits(tf.nest.map_structure(tf.convert_to_tensor, model), x)
 
   return fn
 
@@ -152,7 +144,7 @@ def measure(
   Args:
     passes: The passes of the network.
     prediction: How the model predicts.
-    model: The model, which is `Prediction.completed`.
+    model: The model.
     table: The exchange's table, or ().
     images: [N, ...] as stored, N >= 1.
     labels: int32 [N].

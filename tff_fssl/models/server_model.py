@@ -87,9 +87,6 @@ class Prediction(NamedTuple):
       of the table has a row for each client. Then all clients' models are
       evaluated instead of one, by the networks alone, and there is no model to
       export.
-    with_table: (model, the exchange's table) -> the model with the table's
-      contents as a set, for `logits`, if predictions depend on them. Evaluation
-      and export call it by `completed`.
     head: The remaining layers of an exported Keras model, if the network's
       outputs are not the logits.
   """
@@ -100,19 +97,7 @@ class Prediction(NamedTuple):
   )
   also: Mapping[str, Prediction] = {}
   member: Callable[[ServerModel, Any, tf.Tensor], Weights] | None = None
-  with_table: Callable[[ServerModel, Any], ServerModel] | None = None
   head: Head | None = None
-
-  @property
-  def needs_table(self) -> bool:
-    """Tells whether predictions depend on the exchange's table."""
-    return self.member is not None or self.with_table is not None
-
-  def completed(self, model: ServerModel, table: Any) -> ServerModel:
-    """Adds the exchange's table to the model, if predictions depend on it."""
-    if self.with_table is None:
-      return model
-    return self.with_table(model, table)
 
 
 def set_prediction(name: str, like: Prediction = Prediction()) -> Prediction:

@@ -56,12 +56,10 @@ def check_names(
     names.check(
       name, kept, 'server_trainer: networks', 'weights that the server keeps'
     )
-  # Predictions that need the exchange's table cannot be traced without it.
-  if states.prediction.with_table is None:
-    for prediction in (states.prediction, *states.prediction.also.values()):
-      # Without AutoGraph, which would replace the class of errors.
-      predicting = tf.function(prediction.weights, autograph=False)
-      predicting.get_concrete_function(model)
+  for prediction in (states.prediction, *states.prediction.also.values()):
+    # Without AutoGraph, which would replace the class of errors.
+    predicting = tf.function(prediction.weights, autograph=False)
+    predicting.get_concrete_function(model)
 
 
 def _check_streams(streams: Mapping[str, base.Stream]) -> None:

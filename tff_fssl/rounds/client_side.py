@@ -75,8 +75,7 @@ class ClientSide:
       # Clients that do not train report whatever they hold.
       trains_on=tuple(trains_on or every),
       track_non_trainable=self.networks.tracks_moving_averages,
-      # `finish` may return more uploads: the others are the exchange's row.
-      reports=tuple(self.algorithm.uploads()),
+      uploads=self.algorithm.uploads(self.states.setup),
       exchange=self.exchange,
       delivery=self.delivery,
       release_metrics=release_metrics,

@@ -14,6 +14,7 @@ from typing import Any
 
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
+from tff_fssl.hparams import UsageError
 from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import names
@@ -68,8 +69,7 @@ class ClientPart:
       trains on.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
-    reports: Names of the uploads whose means the server gets. The other uploads
-      are the row for the exchange.
+    uploads: Name -> each upload of the algorithm.
     exchange: The exchange, if there is one.
     delivery: The weights that travel.
     release_metrics: If false, clients send only update and weight, to the
@@ -84,7 +84,9 @@ class ClientPart:
   draws_episodes: bool = False
   trains_on: Collection[str] = ('labeled', 'unlabeled')
   track_non_trainable: bool = False
-  reports: Collection[str] = ()
+  uploads: Mapping[str, channels.Upload] = dataclasses.field(
+    default_factory=dict
+  )
   exchange: exchange_lib.Exchange | None = None
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
   release_metrics: bool = True
@@ -300,12 +302,12 @@ def build_client_work(
   Its `next` is `<int32@SERVER, M@CLIENTS, D*@CLIENTS> -> <int32@SERVER,
   ClientResult(update, weight)@CLIENTS, metrics@SERVER>`. Its state is the round
   number. Before round 1 clients do nothing. The metrics are OrderedDict(train,
-  uploads, num_reports). `uploads` has the means of those that the algorithm
-  declares. `next` of the composed process releases `train` alone.
+  uploads, num_reports). `uploads` has the uploads in the MEAN. `next` of the
+  composed process releases `train` alone.
 
   The update has its values by channel: the model's change, that of each
-  uploaded network, with groups the client's place, float32 [2], and with an
-  exchange `in_sum` the values of the row. With any other exchange, clients send
+  uploaded network, with groups the client's place, float32 [2], and uploads in
+  the SUM. Clients with a row, of uploads in ROWS or for the exchange, send
   OrderedDict(update, row).
 
   If the algorithm sets no weight, a client's weight is 1 or the number of
@@ -452,21 +454,16 @@ def _upload(
   # clients whose training failed.
   valid = usable if part.release_metrics else tf.logical_and(usable, finite)
   weight = tf.where(valid, weight, float('nan'))
-  # Names are sorted, since TFF's types depend on the order of fields.
-  uploads = sorted(result.uploads.items())
-  values = collections.OrderedDict(
-    (n, v) for n, v in uploads if n not in part.reports
-  )
-  combined = _change(part, received, data, result)
-  if part.exchange is not None and part.exchange.in_sum:
-    # Weight 0 does not cancel NaN, so rows without a report become 0.
-    combined |= screen_lib.masked(values, reports, 0.0)
-  sent: Any = channels.sort_by_name(combined)
-  if part.exchange is not None and not part.exchange.in_sum:
+  values = _uploads(part, result)
+  # Weight 0 does not cancel NaN, so values without a report become 0.
+  of_sum = screen_lib.masked(values[channels.SUM], reports, 0.0)
+  change = _change(part, received, data, result)
+  sent: Any = channels.sort_by_name(names.join('channels', change, of_sum))
+  if values[channels.ROWS]:
     row = collections.OrderedDict(
       is_valid=reports,
       client_id=data.get('client_id', tf.constant(0)),
-      values=values,
+      values=values[channels.ROWS],
     )
     sent = collections.OrderedDict(update=sent, row=row)
   report = collections.OrderedDict(
@@ -477,13 +474,38 @@ def _upload(
       (name, tf.stack(pair)) for name, pair in sorted(result.metrics.items())
     ),
     ranges=collections.OrderedDict(sorted(result.ranges.items())),
-    uploads=collections.OrderedDict(
-      (n, v) for n, v in uploads if n in part.reports
-    ),
+    uploads=values[channels.MEAN],
   )
   for name in _COUNTED:
     report[name] = screen_lib.masked(report[name], reports, 0.0)
   return tff.learning.templates.ClientResult(sent, weight), report
+
+
+def _uploads(
+  part: ClientPart, result: training.LocalResult
+) -> dict[str, collections.OrderedDict[str, tf.Tensor]]:
+  """Groups the values of `finish` by `Upload.how`.
+
+  Raises:
+    UsageError: If they have other names than those that are declared, so that
+      they would have no bounds.
+  """
+  kinds = {name: upload.how for name, upload in part.uploads.items()}
+  if part.exchange is not None:
+    of_row = dict.fromkeys(part.exchange.row_specs, channels.ROWS)
+    kinds = names.join('values that clients send', kinds, of_row)
+  if set(result.uploads) != set(kinds):
+    raise UsageError(
+      f'finish: uploads has {", ".join(sorted(result.uploads)) or "nothing"};'
+      f' the algorithm declares {", ".join(sorted(kinds)) or "nothing"}'
+    )
+  # Names are sorted, since TFF's types depend on the order of fields.
+  return {
+    how: collections.OrderedDict(
+      (n, v) for n, v in sorted(result.uploads.items()) if kinds[n] == how
+    )
+    for how in (channels.MEAN, channels.SUM, channels.ROWS)
+  }
 
 
 def _change(

@@ -18,6 +18,7 @@ def build_communication(
   *,
   states: states_lib.States,
   networks: Sequence[str],
+  uploads: Mapping[str, channels.Upload],
   exchange: exchange_lib.Exchange | None,
   kept_bytes: int,
   has_statistics_phases: bool,
@@ -39,6 +40,7 @@ def build_communication(
     upload_type: The type of a `ClientResult`.
     states: The states of the algorithm.
     networks: The names of the auxiliary networks that clients upload.
+    uploads: Name -> each upload of the algorithm.
     exchange: The exchange, if there is one.
     kept_bytes: The size of the model's weights that stay at the server.
     has_statistics_phases: Whether the weights of the model and of some sets are
@@ -56,8 +58,10 @@ def build_communication(
   dense = _weights_bytes(model_type)
   one = dense - kept_bytes
   round_num = tf.int32.size
-  up = _up(upload_type, networks, exchange)
+  up = _up(upload_type, networks, uploads, exchange)
   up |= collections.OrderedDict(statistics=statistics_up, scalars=report_bytes)
+  control = tff.types.type_to_tf_tensor_specs(model_type.control).values()
+  tensors = sum(_spec_bytes(spec) for spec in control if spec.shape.rank)
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
   def communication(
@@ -76,12 +80,12 @@ def build_communication(
     for name, is_sent in states.sent(model).items():
       size = num_bytes(model_type.sets[name])
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
-    if exchange is not None:
-      down['exchange'] = 0
-      # Such a table is on the clients' own disks in a deployment.
-      if not exchange.is_clients_own:
-        down['exchange'] = _received_bytes(exchange, model)
-    down['scalars'] = round_num + num_bytes(model_type.control)
+    if 'exchange' in up or tensors:
+      down['exchange'] = tensors
+    # A table may be on the clients' own disks in a deployment.
+    if exchange is not None and not exchange.is_clients_own:
+      down['exchange'] += _received_bytes(exchange, model)
+    down['scalars'] = round_num + num_bytes(model_type.control) - tensors
     return _figures(
       collections.OrderedDict(down=down, up=up), num_clients, dense
     )
@@ -92,6 +96,7 @@ def build_communication(
 def _up(
   upload_type: tff.Type,
   networks: Sequence[str],
+  uploads: Mapping[str, channels.Upload],
   exchange: exchange_lib.Exchange | None,
 ) -> collections.OrderedDict[str, int]:
   """Computes the bytes of a client's upload, by part.
@@ -99,14 +104,16 @@ def _up(
   Args:
     upload_type: The type of a `ClientResult`.
     networks: The names of the auxiliary networks that clients upload.
+    uploads: Name -> each upload of the algorithm.
     exchange: The exchange, if there is one.
 
   Returns:
     Name of part -> bytes.
   """
-  size, update = num_bytes, upload_type.update
-  has_rows = exchange is not None and not exchange.in_sum
-  sent = update.update if has_rows else update
+  size, sent, beside = num_bytes, upload_type.update, 0
+  if not tff.structure.has_field(sent, channels.MODEL):
+    beside = size(sent.row.is_valid) + size(sent.row.client_id)
+    sent = sent.update
   up = collections.OrderedDict(
     model=size(sent[channels.MODEL]) + size(upload_type.update_weight),
     statistics=0,
@@ -114,14 +121,16 @@ def _up(
   )
   if tff.structure.has_field(sent, channels.PLACE):
     up['model'] += size(sent[channels.PLACE])
+  # Those in the mean are a part of the report.
+  others = [u for u in uploads.values() if u.how != channels.MEAN]
+  specs = [upload.spec for upload in others if not upload.is_known]
   if exchange is not None:
-    names = set(exchange.row_specs) - set(exchange.not_counted)
-    values = update.row['values'] if has_rows else sent
-    up['exchange'] = sum(size(values[name]) for name in names)
-    if has_rows:
-      up['exchange'] += size(update.row.is_valid) + size(update.row.client_id)
-    if exchange.is_clients_own:
-      up['exchange'] = 0
+    counted = set(exchange.row_specs) - set(exchange.not_counted)
+    specs += [exchange.row_specs[name] for name in counted]
+  if others or exchange is not None:
+    up['exchange'] = beside + sum(map(_spec_bytes, specs))
+  if exchange is not None and exchange.is_clients_own:
+    up['exchange'] = 0
   return up
 
 
@@ -211,4 +220,10 @@ def _received_bytes(
 def num_bytes(tff_type: tff.Type) -> int:
   """Computes the bytes of a value whose tensors have static shapes."""
   specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
-  return sum(s.shape.num_elements() * s.dtype.size for s in specs)
+  return sum(map(_spec_bytes, specs))
+
+
+def _spec_bytes(spec: tf.TensorSpec) -> int:
+  """Computes the bytes of a tensor of static shape."""
+  size: int = spec.shape.num_elements() * spec.dtype.size
+  return size

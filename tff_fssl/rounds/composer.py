@@ -119,9 +119,10 @@ class FsslProcess(tff.learning.templates.LearningProcess):
 LastPhase = Callable[
   [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
 ]
-# (distributor's state, rows@CLIENTS, model, whether the round counts) ->
-# (state, metrics)@SERVER. With `rows_in_sum`, it gets the aggregator's result
-# instead of rows.
+# (the model before a discarded round, round number) -> that after it.
+Discard = Callable[[ServerModel, tf.Tensor], ServerModel]
+# (distributor's state, rows@SERVER, model, whether the round counts) ->
+# (state, metrics)@SERVER.
 EndRound = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]
 
 
@@ -136,9 +137,9 @@ def compose_fssl_process(
   weights_of: server_model.WeightsOf = server_model.own_weights,
   last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
-  rows_in_sum: bool = False,
   collect_rows: Callable[[tff.Value], tff.Value] | None = None,
   counts: tff.Computation | None = None,
+  discard: Discard = lambda model, round_num: model,
   reports_too_few: bool = False,
   keeps_aggregator: bool = False,
   communication: tff.Computation | None = None,
@@ -160,14 +161,13 @@ def compose_fssl_process(
     weights_of: The model -> `get_model_weights`'s result.
     last_phases: Further client phases. They follow the finalizer, since some
       need the new model.
-    end_round: Adds clients' rows to the distributor's state. Clients then send
-      OrderedDict(update, row).
-    rows_in_sum: Whether rows are instead channels of the update, which the
-      aggregator combines.
-    collect_rows: rows@CLIENTS -> rows@SERVER, if the finalizer needs them.
+    end_round: Adds clients' rows to the distributor's state.
+    collect_rows: rows@CLIENTS -> rows@SERVER, if clients send OrderedDict(
+      update, row). The finalizer gets them if it takes `rows`.
     counts: `<round number, measured> -> bool`, whether the round counts, from
       the client work's measurements. A round that does not count is discarded:
       it changes only counters.
+    discard: What such a round changes in the model.
     reports_too_few: Whether the metrics tell which rounds were discarded.
     keeps_aggregator: Whether the aggregator's state is kept even so, since it
       accounts for what a discarded round has released (differential privacy).
@@ -188,9 +188,9 @@ def compose_fssl_process(
       finalizer,
       last_phases,
       end_round,
-      rows_in_sum,
       collect_rows,
       counts,
+      discard,
       reports_too_few,
       keeps_aggregator,
       communication,
@@ -255,13 +255,14 @@ def build_counts(
 
 
 def _build_keep_unless(
-  state_type: tff.Type, *, keeps_aggregator: bool
+  state_type: tff.Type, *, discard: Discard, keeps_aggregator: bool
 ) -> tff.Computation:
   """Builds `<S, S, bool> -> S`, which discards a round that does not count.
 
-  It takes the states before and after the round. It restores the old model, the
-  finalizer's state, and that of the aggregator, unless it `keeps_aggregator`.
-  It does not restore the exchange's table, to which such a round adds no rows.
+  It takes the states before and after the round. It restores the old model, of
+  which only `discard` changes something, the finalizer's state, and that of the
+  aggregator, unless it `keeps_aggregator`. It does not restore the exchange's
+  table, to which such a round adds no rows.
   """
 
   @tff.tensorflow.computation(state_type, state_type, tf.bool)
@@ -273,13 +274,14 @@ def _build_keep_unless(
         lambda n, o: tf.where(counts, n, o), new, old
       )
 
+    model = discard(
+      ServerModel(*old.global_model_weights), old.finalizer['round_num']
+    )
     finalizer_state = kept(old.finalizer, new.finalizer)
     # Counters go up even so, or the next round would repeat this one's draws.
     finalizer_state['round_num'] = new.finalizer['round_num']
     return new._replace(
-      global_model_weights=kept(
-        old.global_model_weights, new.global_model_weights
-      ),
+      global_model_weights=kept(model, ServerModel(*new.global_model_weights)),
       aggregator=new.aggregator
       if keeps_aggregator
       else kept(old.aggregator, new.aggregator),
@@ -312,9 +314,9 @@ class _Round(NamedTuple):
   finalizer: tff.learning.templates.FinalizerProcess
   last_phases: Sequence[LastPhase]
   end_round: EndRound | None
-  rows_in_sum: bool
   collect_rows: Callable[[tff.Value], tff.Value] | None
   counts: tff.Computation | None
+  discard: Discard
   reports_too_few: bool
   keeps_aggregator: bool
   communication: tff.Computation | None
@@ -327,8 +329,7 @@ class _Results(NamedTuple):
     distributed: The distributor's.
     worked: The client work's.
     aggregated: The aggregator's.
-    rows: The rows for the exchange, or what the aggregator made of them. None
-      without an exchange.
+    rows: The rows, if clients send some.
     finalized: The finalizer's.
   """
 
@@ -345,7 +346,9 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
   keep_unless = None
   if parts.counts:
     keep_unless = _build_keep_unless(
-      state_type.member, keeps_aggregator=parts.keeps_aggregator
+      state_type.member,
+      discard=parts.discard,
+      keeps_aggregator=parts.keeps_aggregator,
     )
 
   @tff.federated_computation(state_type, data_type)
@@ -418,24 +421,21 @@ def _run_parts(
   worked = parts.client_work.next(
     state.client_work, distributed.result, client_data
   )
-  # Rows reach the exchange in one of two ways: beside the update, or inside it
-  # and then through the aggregator.
   update, rows = worked.result.update, None
-  if parts.end_round is not None and not parts.rows_in_sum:
-    update, rows = update['update'], update['row']
+  if parts.collect_rows is not None:
+    update, rows = update['update'], parts.collect_rows(update['row'])
   aggregated = parts.aggregator.next(
     state.aggregator, update, worked.result.update_weight
   )
-  if parts.rows_in_sum:
-    rows = aggregated.result
   of_clients = worked.measurements
   combined = collections.OrderedDict(
     update=aggregated.result,
     uploads=of_clients['uploads'],
     num_reports=of_clients['num_reports'],
   )
-  if parts.collect_rows is not None:
-    combined['rows'] = parts.collect_rows(rows)
+  taken = parts.finalizer.next.type_signature.parameter[2].member
+  if tff.structure.has_field(taken, 'rows'):
+    combined['rows'] = rows
   finalized = parts.finalizer.next(
     state.finalizer, old_model, tff.federated_zip(combined)
   )

@@ -151,11 +151,13 @@ def measure(
     passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
     num_classes = num_classes or network.num_outputs
-    states = states_lib.States(algorithm)
+    states = states_lib.States(
+      algorithm, _setup(network, algorithm, num_classes)
+    )
     clients = compute.measure_algorithm(
       network,
       algorithm,
-      received=_received(network, algorithm, states, num_classes),
+      received=_received(network, algorithm, states),
       **options,
     )
     server = None
@@ -181,12 +183,27 @@ def receive(
   Returns:
     The message, as client 0 uses it.
   """
-  exchange = _exchange(network, algorithm, num_classes)
-  return _receive(exchange, network, states_lib.States(algorithm))
+  setup = _setup(network, algorithm, num_classes)
+  exchange = _exchange(network, algorithm, setup)
+  return _receive(exchange, network, states_lib.States(algorithm, setup))
+
+
+def _setup(
+  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
+) -> base.Setup:
+  """Describes a process with this network to the algorithm."""
+  # The number of clients does not change the values that one client receives.
+  return base.Setup(
+    1,
+    network.weight_specs,
+    num_classes=num_classes,
+    num_outputs=network.num_outputs,
+    feature_size=lambda: network.feature_size,
+  )
 
 
 def _exchange(
-  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
+  network: adapter.Network, algorithm: base.Algorithm, setup: base.Setup
 ) -> exchange_lib.Exchange | None:
   """Makes the exchange, if there is one. This may make variables."""
 
@@ -194,14 +211,7 @@ def _exchange(
     model_fn = functools.partial(build, network)
     return adapter.Network(model_fn, trace=False).weight_specs
 
-  # The number of clients does not change the values that one client receives.
-  population = exchange_lib.Population(
-    1,
-    network.weight_specs,
-    num_classes=num_classes,
-    num_outputs=network.num_outputs,
-  )
-  return messages.build_exchange(algorithm, population, specs_of)
+  return messages.build_exchange(algorithm, setup, specs_of)
 
 
 def _receive(
@@ -222,10 +232,9 @@ def _received(
   network: adapter.Network,
   algorithm: base.Algorithm,
   states: states_lib.States,
-  num_classes: int,
 ) -> Mapping[str, tf.TensorSpec]:
   """Returns the specs of `Client.received`."""
-  exchange = _exchange(network, algorithm, num_classes)
+  exchange = _exchange(network, algorithm, states.setup)
   traced = tf.function(
     lambda: _receive(exchange, network, states).values, autograph=False
   ).get_concrete_function()

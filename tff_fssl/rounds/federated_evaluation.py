@@ -54,16 +54,13 @@ def whole_model(
   Args:
     prediction: The rule by which the model predicts.
     model: The model, of tensors or arrays.
-    table: The exchange's table, `state.distributor['table']`, if
-      `prediction.needs_table`.
+    table: The exchange's table, `state.distributor['table']`, if each client
+      has a model of its own (`prediction.member`).
 
   Returns:
     OrderedDict(model, table) for `set_model_weights`, of NumPy arrays.
   """
   model = server_model.ServerModel(*model)
-  if prediction.needs_table:
-    model, table = tf.nest.map_structure(tf.convert_to_tensor, (model, table))
-    model = prediction.completed(model, table)
   # Only `member` reads the table in an evaluation. It may be large.
   if prediction.member is None:
     table = ()
@@ -159,9 +156,9 @@ def build_weights_evaluation(
   Raises:
     UsageError: If the process predicts by more than its weights.
   """
-  if process.prediction.needs_table:
+  if process.prediction.member or process.prediction.head:
     raise hparams.UsageError(
-      'prediction: this process predicts by what its exchange keeps, not by its'
+      'prediction: this process predicts by what its server keeps, not by its'
       ' weights alone; use build_evaluation_process, and set_model_weights with'
       ' whole_model(process.prediction, model, table)'
     )

@@ -6,15 +6,16 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import guarded
 from tff_fssl.interface import base
+from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import names
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
-from tff_fssl.models.weights import Weights, all_finite
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import states as states_lib
@@ -24,14 +25,14 @@ ServerModel = server_model.ServerModel
 
 def build_exchange(
   algorithm: base.Algorithm,
-  population: exchange_lib.Population,
+  setup: setup_lib.Setup,
   specs_of: Callable[[Callable[[adapter.Network], tf.keras.Model]], Weights],
 ) -> exchange_lib.Exchange | None:
   """Builds the exchange of an algorithm.
 
   Args:
     algorithm: The algorithm.
-    population: The population, but for its `of_peers`.
+    setup: The setup, but for its `of_peers`.
     specs_of: `AuxiliaryNetwork.build` -> `tf.TensorSpec`s of its weights.
 
   Returns:
@@ -45,7 +46,7 @@ def build_exchange(
     for name, declared in algorithm.networks().items()
     if declared.build is not None
   }
-  return build(population._replace(of_peers=specs))
+  return build(setup._replace(of_peers=specs))
 
 
 class Message(NamedTuple):
@@ -190,34 +191,54 @@ def build_distributor(
   return tff.learning.templates.DistributionProcess(init_fn, next_fn)
 
 
-def row_type(exchange: exchange_lib.Exchange) -> tff.Type:
+def row_specs(
+  exchange: exchange_lib.Exchange | None,
+  uploads: Mapping[str, channels.Upload],
+) -> dict[str, tf.TensorSpec]:
+  """Returns the spec of each value of a client's row, none without rows."""
+  rows = channels.sent_as(uploads, channels.ROWS)
+  specs = {name: upload.spec for name, upload in rows.items()}
+  if exchange is not None:
+    specs |= exchange.row_specs
+  return specs
+
+
+def row_type(specs: Mapping[str, tf.TensorSpec]) -> tff.Type:
   """Returns the type of a client's row: is_valid, client_id, values."""
   return tff.types.tensorflow_to_type(
     collections.OrderedDict(
       is_valid=tf.TensorSpec([], tf.bool),
       client_id=tf.TensorSpec([], tf.int32),
-      values=collections.OrderedDict(sorted(exchange.row_specs.items())),
+      values=collections.OrderedDict(sorted(specs.items())),
     )
   )
 
 
+def split(sent: Any) -> tuple[Mapping[str, Any], Any]:
+  """Splits what a client sends into (update by channel, its row or None)."""
+  if channels.MODEL in sent:
+    return sent, None
+  return sent['update'], sent['row']
+
+
 def is_possible_row(
-  exchange: exchange_lib.Exchange, row: Mapping[str, Any]
+  exchange: exchange_lib.Exchange | None, row: Mapping[str, Any]
 ) -> tf.Tensor:
   """Tells whether a row may be kept, whatever code the client ran.
 
-  Its numbers must be within `guarded.MAX_ENTRY`, and its client must exist. Two
-  clients that claim one id are found when the rows are together.
+  Its numbers must be within `guarded.MAX_ENTRY`. For an exchange, its client
+  must exist. Two clients that claim one id are found when the rows are
+  together.
   """
   floats = [v for v in row['values'].values() if v.dtype.is_floating]
   conditions = [guarded.is_bounded(floats)]
-  if exchange.num_clients:
+  if exchange is not None:
     conditions += [
       row['client_id'] >= 0,
       row['client_id'] < exchange.num_clients,
     ]
-  if exchange.is_possible is not None:
-    conditions.append(exchange.is_possible(row['values']))
+    if exchange.is_possible is not None:
+      conditions.append(exchange.is_possible(row['values']))
   return tf.reduce_all(conditions)
 
 
@@ -225,29 +246,23 @@ def build_accept(
   exchange: exchange_lib.Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
-  aggregate_type: tff.Type | None = None,
+  rows_type: tff.Type,
 ) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
-  """Builds `(state, rows@CLIENTS, model, counts) -> (state, metrics)`.
+  """Builds `(state, rows, model, counts) -> (state, metrics)`.
 
   This is the end of a round. If the round does not count, no row is kept. If
   several clients of the cohort claim one id, all their rows are rejected, since
-  the server cannot tell whose they are. With an exchange `in_sum`, the function
-  takes the aggregator's result in place of rows.
+  the server cannot tell whose they are.
 
   Args:
     exchange: The exchange.
     distributor_state_type: The type of `build_distributor`'s state.
     model_type: The type of the `ServerModel`.
-    aggregate_type: The type of the aggregator's result, for `in_sum`.
+    rows_type: The type of the rows.
 
   Returns:
     A function for use in a federated computation.
   """
-  if exchange.in_sum:
-    return _build_accept_sum(
-      exchange, distributor_state_type, model_type, aggregate_type
-    )
-  collect, rows_type = collecting.build_collect(row_type(exchange))
 
   @tff.tensorflow.computation(
     distributor_state_type, rows_type, model_type, tf.bool
@@ -261,7 +276,7 @@ def build_accept(
     rows = collections.OrderedDict(
       rows, is_valid=tf.logical_and(rows['is_valid'], counts)
     )
-    undisputed = _is_undisputed(exchange, rows)
+    undisputed = _is_undisputed(rows)
     # Rows can be large, and disputes are rare. Without one, none is copied.
     kept = tf.cond(
       tf.reduce_all(undisputed),
@@ -288,62 +303,14 @@ def build_accept(
   def end_round(
     state: tff.Value, rows: tff.Value, model: tff.Value, counts: tff.Value
   ) -> tff.Value:
-    return tff.federated_map(accept, (state, collect(rows), model, counts))
+    return tff.federated_map(accept, (state, rows, model, counts))
 
   return end_round
 
 
-def _build_accept_sum(
-  exchange: exchange_lib.Exchange,
-  distributor_state_type: tff.Type,
-  model_type: tff.Type,
-  aggregate_type: tff.Type | None,
-) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
-  """Builds `build_accept`'s function for rows that the aggregator combined."""
-
-  @tff.tensorflow.computation(
-    distributor_state_type, aggregate_type, model_type, tf.bool
-  )
-  def accept(
-    state: Mapping[str, Any],
-    aggregate: Mapping[str, Any],
-    model: ServerModel,
-    counts: tf.Tensor,
-  ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
-    values = {name: aggregate[name] for name in sorted(exchange.row_specs)}
-    # If all weights were 0, the combined row is NaN.
-    is_usable = all_finite(list(values.values()))
-    usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
-    rows = exchange_lib.Rows(
-      # `usable` is the number of rows, 0 or 1.
-      tf.zeros([usable], tf.int32),
-      {name: value[None][:usable] for name, value in values.items()},
-    )
-    table = exchange.accept(
-      state['table'], rows, ServerModel(*model), state['round_num']
-    )
-    state = collections.OrderedDict(
-      table=table, round_num=state['round_num'] + 1
-    )
-    return state, collections.OrderedDict(
-      num_rows=usable, num_disputed_rows=tf.constant(0)
-    )
-
-  def end_round(
-    state: tff.Value, aggregate: tff.Value, model: tff.Value, counts: tff.Value
-  ) -> tff.Value:
-    return tff.federated_map(accept, (state, aggregate, model, counts))
-
-  return end_round
-
-
-def _is_undisputed(
-  exchange: exchange_lib.Exchange, rows: Mapping[str, Any]
-) -> tf.Tensor:
+def _is_undisputed(rows: Mapping[str, Any]) -> tf.Tensor:
   """Tells for each row whether it is valid and unique by id: bool [n]."""
   valid = rows['is_valid']
-  if not exchange.num_clients:
-    return valid
   same = tf.equal(rows['client_id'][:, None], rows['client_id'][None])
   claims = tf.reduce_sum(
     tf.cast(tf.logical_and(same, valid[None]), tf.int32), axis=1

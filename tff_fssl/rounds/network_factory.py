@@ -102,6 +102,11 @@ class NetworkFactory:
     specs = self.weight_specs.trainable
     return {index: specs[index] for index in self._checked.head}
 
+  @property
+  def feature_size(self) -> int:
+    """Returns the width of the last layer's input, or raises `UsageError`."""
+    return self._checked.feature_size
+
   def specs_of(
     self, model_fn: Callable[[adapter.Network], tf.keras.Model]
   ) -> Weights:

@@ -19,7 +19,6 @@ from tff_fssl.aggregators import robust
 from tff_fssl.data import augment
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import groups as groups_lib
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
@@ -262,7 +261,9 @@ class _Assembly:
       num_classes=data.num_classes,
       seed=seed,
     )
-    self._states = states_lib.States(algorithm)
+    self._states = states_lib.States(
+      algorithm, self._make_setup(data.num_clients, seed)
+    )
     self._server = server_lib.ServerSide(
       self._networks,
       algorithm,
@@ -271,7 +272,9 @@ class _Assembly:
       data.server_data_fn,
       seed,
     )
-    self._exchange = self._make_exchange(data.num_clients)
+    self._exchange = messages.build_exchange(
+      algorithm, self._states.setup, self._networks.specs_of
+    )
     self._element_spec = data.element_spec
     if self._exchange is not None:
       self._element_spec = client_data.add_ids(
@@ -286,7 +289,7 @@ class _Assembly:
         self._element_spec, groups.needs_slots
       )
     self._bounds = screen.build_bounds(
-      algorithm, self._exchange, self._networks.num_classes, groups
+      algorithm, self._states.setup, self._exchange, groups
     )
     self._clients = client_side.ClientSide(
       self._networks,
@@ -298,24 +301,20 @@ class _Assembly:
       self._delivery,
     )
 
-  def _make_exchange(
-    self, num_clients: int | None
-  ) -> exchange_lib.Exchange | None:
-    """Makes the exchange, if there is one."""
+  def _make_setup(self, num_clients: int | None, seed: int) -> base.Setup:
+    """Describes the process to the algorithm."""
     networks = self._networks
-    population = exchange_lib.Population(
+    return base.Setup(
       num_clients or 0,
       networks.weight_specs,
       num_classes=networks.num_classes,
       num_outputs=networks.num_outputs,
+      feature_size=lambda: networks.feature_size,
       plain_mean=isinstance(
         self._model_aggregator, tff.aggregators.MeanFactory
       ),
       robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
-      seed=self._server.seed,
-    )
-    return messages.build_exchange(
-      self._algorithm, population, networks.specs_of
+      seed=seed,
     )
 
   def build(self) -> composer.FsslProcess:
@@ -371,7 +370,7 @@ class _Assembly:
     end_round = None
     if exchange is not None:
       end_round = messages.build_accept(
-        exchange, state_type.distributor, model_type, aggregate_type
+        exchange, state_type.distributor, model_type, rows_type
       )
     process = composer.compose_fssl_process(
       initial_model,
@@ -383,9 +382,9 @@ class _Assembly:
       weights_of=self._states.prediction.weights,
       last_phases=phases,
       end_round=end_round,
-      rows_in_sum=exchange is not None and exchange.in_sum,
       collect_rows=collect_rows,
       counts=counts,
+      discard=self._states.discard,
       reports_too_few=bool(min_clients),
       keeps_aggregator=self._is_private,
       communication=self._communication(
@@ -403,10 +402,11 @@ class _Assembly:
     return isinstance(self._model_aggregator, privacy.PrivateMeanFactory)
 
   def _collect_rows(self) -> tuple[Any, tff.Type | None]:
-    """Returns `collecting.build_collect`'s result if `update` needs rows."""
-    if self._exchange is None or not self._exchange.for_update:
+    """Returns `collecting.build_collect`'s result, if clients send rows."""
+    specs = messages.row_specs(self._exchange, self._bounds.uploads)
+    if not specs:
       return None, None
-    return collecting.build_collect(messages.row_type(self._exchange))
+    return collecting.build_collect(messages.row_type(specs))
 
   def _describe(
     self,
@@ -455,15 +455,13 @@ class _Assembly:
       model_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
+    uploads = self._bounds.uploads
+    sums = channels.sent_as(uploads, channels.SUM)
     combined: dict[str, Any] = {
       channels.MODEL: model_specs,
       **dict.fromkeys(self._bounds.networks, tuple(specs.trainable)),
+      **{name: upload.spec for name, upload in sums.items()},
     }
-    exchange, beside = self._exchange, False
-    if exchange is not None and exchange.in_sum:
-      combined |= exchange.row_specs
-    elif exchange is not None:
-      beside = True
     factory = self._model_aggregator
     groups = self._delivery.groups
     if groups is not None:
@@ -488,7 +486,7 @@ class _Assembly:
         client_weighting=self._hparams.client_weighting,
         batch_norm=self._networks.has_batch_norm,
         static=self._networks.is_static,
-        also_sends=bool(self._algorithm.uploads()) or beside,
+        also_sends=len(sums) < len(uploads) or self._exchange is not None,
       )
     return aggregator, private or secure
 
@@ -506,12 +504,13 @@ class _Assembly:
       uploads=of_clients['uploads'],
       num_reports=of_clients['num_reports'],
     )
-    if rows_type is not None:
+    if channels.sent_as(self._bounds.uploads, channels.ROWS):
       aggregate['rows'] = rows_type
     return self._server.build_step(
       model_type,
       tff.to_type(aggregate),
       self._bounds.networks,
+      self._bounds.uploads,
       self._delivery.restored,
     )
 
@@ -529,6 +528,7 @@ class _Assembly:
       upload_type,
       states=self._states,
       networks=self._bounds.networks,
+      uploads=self._bounds.uploads,
       exchange=self._exchange,
       kept_bytes=self._delivery.kept_bytes,
       has_statistics_phases=self._clients.has_second_phase,

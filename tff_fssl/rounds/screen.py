@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.client import batches
-from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
@@ -33,7 +32,8 @@ class Bounds(NamedTuple):
     weights: The weights that its update may have.
     num_examples: The most examples that it can train on in a round.
     num_counted: The most examples that one of its metrics can count.
-    uploads: Name of an upload -> its least and its greatest value.
+    uploads: Name -> each upload.
+    is_possible: Tells whether a client can have sent them together.
     networks: Names of the auxiliary networks that it uploads.
     exchange: The exchange, whose rows are checked.
     groups: The groups, whose places are checked.
@@ -42,7 +42,8 @@ class Bounds(NamedTuple):
   weights: guarded.AllowedWeights
   num_examples: float
   num_counted: float
-  uploads: Mapping[str, tuple[float, float]] = {}
+  uploads: Mapping[str, channels.Upload] = {}
+  is_possible: Callable[[base.Tensors], tf.Tensor] | None = None
   networks: Sequence[str] = ()
   exchange: exchange_lib.Exchange | None = None
   groups: groups_lib.Groups | None = None
@@ -50,8 +51,8 @@ class Bounds(NamedTuple):
 
 def build_bounds(
   algorithm: base.Algorithm,
-  exchange: exchange_lib.Exchange | None,
-  num_classes: int,
+  setup: base.Setup,
+  exchange: exchange_lib.Exchange | None = None,
   groups: groups_lib.Groups | None = None,
 ) -> Bounds:
   """Computes bounds on an upload by a client of `max_client_examples`."""
@@ -77,16 +78,13 @@ def build_bounds(
     allowed = guarded.AllowedWeights(
       1.0, all_or_nothing=not algorithm.sets_weights
     )
-  uploads = {
-    name: upload.limits(num_classes)
-    for name, upload in algorithm.uploads().items()
-  }
   networks = [n for n, net in algorithm.networks().items() if net.uploaded]
   return Bounds(
     weights=allowed,
     num_examples=most,
     num_counted=counted,
-    uploads=uploads,
+    uploads=algorithm.uploads(setup),
+    is_possible=algorithm.is_possible,
     networks=networks,
     exchange=exchange,
     groups=groups,
@@ -115,17 +113,12 @@ def build_screen(
   Returns:
     `<result, report> -> <result, <sums, minima, maxima>>`: the values to be
     summed over clients, and those whose minimum and maximum are taken.
-
-  Raises:
-    UsageError: If clients upload other names than the algorithm declares.
   """
-  _check_names(result_type, report_type, bounds)
 
   @tff.tensorflow.computation(result_type, report_type)
   def screen(
     result: tff.learning.templates.ClientResult, report: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, tuple[_ByName, ...]]:
-    update, row = _split(result, bounds.exchange)
     checks = checks_of(result, report, bounds)
     accepted = tf.reduce_all([c.is_possible for c in checks.values()])
     reports = tf.logical_and(accepted, report['reports'])
@@ -150,11 +143,11 @@ def build_screen(
       report['ranges'], aggregation_weight=weight
     )
     nan = tf.constant(float('nan'))
-    sent: Any = update
-    if _has_rows(bounds.exchange):
+    sent, row = messages.split(result.update)
+    if row is not None:
       valid = tf.logical_and(row['is_valid'], accepted)
       row = collections.OrderedDict(row, is_valid=valid)
-      sent = collections.OrderedDict(update=update, row=row)
+      sent = collections.OrderedDict(update=sent, row=row)
     result = tff.learning.templates.ClientResult(
       sent, tf.where(accepted, result.update_weight, nan)
     )
@@ -166,31 +159,6 @@ def build_screen(
     )
 
   return screen
-
-
-def _check_names(
-  result_type: tff.Type, report_type: tff.Type, bounds: Bounds
-) -> None:
-  """Checks that clients upload the names that the algorithm declares.
-
-  An undeclared upload would have no bounds.
-  """
-  names_of = tff.structure.name_list
-  pairs = [('uploads', names_of(report_type.uploads), bounds.uploads)]
-  exchange = bounds.exchange
-  if exchange is not None:
-    if exchange.in_sum:
-      others = (channels.MODEL, channels.PLACE, *bounds.networks)
-      sent = [n for n in names_of(result_type.update) if n not in others]
-    else:
-      sent = names_of(result_type.update.row['values'])
-    pairs.append(('row', sent, exchange.row_specs))
-  for field, sent, declared in pairs:
-    if set(sent) != set(declared):
-      raise UsageError(
-        f'finish: {field} has {", ".join(sent) or "nothing"}; the algorithm'
-        f' declares {", ".join(sorted(declared)) or "nothing"}'
-      )
 
 
 class Check(NamedTuple):
@@ -213,7 +181,7 @@ def checks_of(
   bounds: Bounds,
 ) -> dict[str, Check]:
   """Checks each part of a client's upload: name of the part -> check."""
-  update, row = _split(result, bounds.exchange)
+  update, row = messages.split(result.update)
   weight, most = result.update_weight, bounds.num_counted
   checks = {
     'weight and update': Check(
@@ -230,54 +198,59 @@ def checks_of(
     checks[f'total of the metric {name}'] = _within(pair[0], -limit, limit)
   for name, value in report['ranges'].items():
     checks[name] = _within(value, -_TOLERANCE, 1.0 + _TOLERANCE)
-  for name, limits in bounds.uploads.items():
-    # A client that does not report sends 0, which may be outside the limits.
-    checks[f'upload {name}'] = _unless(
-      _within(report['uploads'][name], *limits),
-      tf.logical_not(report['reports']),
-    )
+  found = {**update, **report['uploads']}
+  counts = tf.logical_or(report['reports'], weight > 0.0)
+  if row is not None:
+    found |= row['values']
+    counts = tf.logical_or(counts, row['is_valid'])
+  uploads = {name: found[name] for name in bounds.uploads}
+  for name, check in checks_of_uploads(uploads, bounds).items():
+    # Uploads that count nowhere are 0, which may be impossible.
+    checks[name] = _unless(check, tf.logical_not(counts))
   if bounds.groups is not None:
     place = update[channels.PLACE]
     possible = groups_lib.is_possible(bounds.groups, place)
     checks['group'] = Check(place[0], possible, 'those that there are')
-  if bounds.exchange is not None and row is not None:
+  if row is not None:
     possible = messages.is_possible_row(bounds.exchange, row)
     valid = row['is_valid']
-    check = Check(tf.cast(valid, tf.float32), possible, 'see its `is_possible`')
+    check = Check(tf.cast(valid, tf.float32), possible, 'see `is_possible_row`')
     # An invalid row is not kept, so its contents do not matter.
-    checks['row for the exchange'] = _unless(check, tf.logical_not(valid))
+    checks['row'] = _unless(check, tf.logical_not(valid))
   return checks
 
 
+def checks_of_uploads(
+  uploads: Mapping[str, tf.Tensor], bounds: Bounds
+) -> dict[str, Check]:
+  """Checks a client's uploads, each alone and all together."""
+  if not uploads:
+    return {}
+  checks = {
+    f'upload {name}': _within(value, upload.low, upload.high)
+    for name, upload in bounds.uploads.items()
+    if (value := uploads[name]).dtype.is_floating
+  }
+  assert bounds.is_possible is not None  # There are uploads.
+  possible = bounds.is_possible(uploads)
+  return checks | {
+    'uploads': Check(
+      tf.cast(possible, tf.float32), possible, "see the algorithm's is_possible"
+    )
+  }
+
+
 def _within(value: tf.Tensor, low: float, high: float) -> Check:
-  """Checks that a float scalar is in [low, high]. NaN is not."""
-  possible = tf.logical_and(value >= low, value <= high)
-  return Check(value, possible, f'{low:g} to {high:g}')
+  """Checks that all of a float tensor is in [low, high]. NaN is not."""
+  possible = tf.reduce_all(tf.logical_and(value >= low, value <= high))
+  lowest, highest = tf.reduce_min(value), tf.reduce_max(value)
+  shown = tf.where(lowest < low, lowest, highest)
+  return Check(shown, possible, f'{low:g} to {high:g}')
 
 
 def _unless(check: Check, excused: tf.Tensor) -> Check:
   """Lets a check pass if it does not matter."""
   return check._replace(is_possible=tf.logical_or(check.is_possible, excused))
-
-
-def _has_rows(exchange: exchange_lib.Exchange | None) -> bool:
-  """Tells whether clients send rows beside their updates."""
-  return exchange is not None and not exchange.in_sum
-
-
-def _split(
-  result: tff.learning.templates.ClientResult,
-  exchange: exchange_lib.Exchange | None,
-) -> tuple[Mapping[str, Any], Any]:
-  """Splits an upload into (update by channel, the exchange's row or None)."""
-  update = result.update
-  if exchange is None:
-    return update, None
-  if not exchange.in_sum:
-    return update['update'], update['row']
-  # Values `in_sum` have no id and no mark. They count by the client's weight.
-  values = {name: update[name] for name in exchange.row_specs}
-  return update, {'is_valid': result.update_weight > 0.0, 'values': values}
 
 
 def masked(values: Any, keep: tf.Tensor, otherwise: float) -> Any:

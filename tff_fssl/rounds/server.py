@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 from tff_fssl import seeds
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.interface import base
+from tff_fssl.interface import channels
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
@@ -90,6 +91,7 @@ class ServerSide:
     model_type: tff.Type,
     aggregate_type: tff.Type,
     networks: Sequence[str],
+    uploads: Mapping[str, channels.Upload],
     restore: server_step.Restore = tuple,
   ) -> tff.learning.templates.FinalizerProcess:
     """Builds the finalizer. See `server_step.build_server_step`."""
@@ -97,10 +99,10 @@ class ServerSide:
       model_type,
       aggregate_type,
       server_step.build_optimizer(self.hparams),
-      seed=self.seed,
       first_round=self.hparams.first_round,
       states=self.states,
       networks=networks,
+      uploads=uploads,
       restore=restore,
       make_training=None if self.data_fn is None else self._make_training,
       keeps_momentum=self._keeps_momentum,

@@ -45,14 +45,15 @@ class _Server(base.Server):
     train: ServerTraining | None,
     non_negative: Collection[int],
     auxiliary: Sequence[tf.Tensor],
-    seed: int,
+    setup: base.Setup,
   ):
     self._optimizer, self._train = optimizer, train
     self._non_negative, self._auxiliary = non_negative, auxiliary
     self.round_num = state['round_num']
     self.seed = seeds.fold_in(
-      seeds.server_seed(seed, self.round_num), seeds.UPDATE
+      seeds.server_seed(setup.seed, self.round_num), seeds.UPDATE
     )
+    self.setup = setup
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
     self._of_copies: list[_Metrics] = []
@@ -157,10 +158,10 @@ def build_server_step(
   aggregate_type: tff.Type,
   optimizer: tff.learning.optimizers.Optimizer,
   *,
-  seed: int,
   first_round: int,
   states: states_lib.States,
   networks: Sequence[str] = (),
+  uploads: Mapping[str, channels.Upload] = {},
   restore: Restore = tuple,
   make_training: Callable[[], ServerTraining] | None = None,
   keeps_momentum: bool = False,
@@ -182,15 +183,15 @@ def build_server_step(
   Args:
     model_type: The type M of a `server_model.ServerModel`.
     aggregate_type: The type A: OrderedDict(update, uploads, num_reports), and
-      `rows` with an exchange that has them `for_update`.
+      `rows` with uploads in ROWS.
       `update` is the aggregator's result by channel. That of the model has one
       float tensor per trainable weight, and one per tracked non-trainable float
       weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
     optimizer: The server optimizer.
-    seed: The run's seed.
     first_round: The number of the first round.
     states: Makes the model after a round.
     networks: The names of the auxiliary networks that clients upload.
+    uploads: Name -> each upload of the algorithm.
     restore: The part of the model's update that was sent -> the update.
     make_training: Makes the server's training and its variables, if it trains.
     keeps_momentum: Whether training's momentum is part of the state, or none.
@@ -209,10 +210,10 @@ def build_server_step(
     optimizer,
     states,
     networks,
+    uploads,
     restore,
     make_training,
     non_negative,
-    seed,
   )
 
   @tff.federated_computation
@@ -261,10 +262,10 @@ def _build_step(
   optimizer: tff.learning.optimizers.Optimizer,
   states: states_lib.States,
   networks: Sequence[str],
+  uploads: Mapping[str, channels.Upload],
   restore: Restore,
   make_training: Callable[[], ServerTraining] | None,
   non_negative: Collection[int],
-  seed: int,
 ) -> tff.Computation:
   """Builds `<S, M, A> -> <S, M, metrics>` of `types` (S, M, A)."""
 
@@ -282,9 +283,16 @@ def _build_step(
       model: server_model.ServerModel,
       aggregate: Mapping[str, Any],
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
-      aggregated = _aggregated(aggregate, networks, restore)
-      auxiliary = tf.nest.flatten(dict(aggregated.networks))
-      server = _Server(state, optimizer, train, non_negative, auxiliary, seed)
+      aggregated = _aggregated(aggregate, networks, uploads, restore)
+      changes = {name: aggregated.values.get(name, ()) for name in networks}
+      server = _Server(
+        state,
+        optimizer,
+        train,
+        non_negative,
+        tf.nest.flatten(changes),
+        states.setup,
+      )
       model = states.update(
         server_model.ServerModel(*model), aggregated, server
       )
@@ -296,29 +304,32 @@ def _build_step(
 
 
 def _aggregated(
-  aggregate: Mapping[str, Any], networks: Sequence[str], restore: Restore
+  aggregate: Mapping[str, Any],
+  networks: Sequence[str],
+  uploads: Mapping[str, channels.Upload],
+  restore: Restore,
 ) -> base.Aggregate:
   """Makes the aggregate that an algorithm sees."""
   combined, num_reports = aggregate['update'], aggregate['num_reports']
-  uploads = names.Named(aggregate['uploads'])
+  means = aggregate['uploads']
   if channels.PLACE in combined:
     by_group = _read_groups(combined)
-    return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
+    return base.Aggregate((), names.Named(means), num_reports, lambda: by_group)
   update = restore(tuple(combined[channels.MODEL]))
-  rows = {}
-  if 'rows' in aggregate:
-    valid = aggregate['rows']['is_valid']
-    rows = {
-      name: tf.boolean_mask(values, valid)
-      for name, values in aggregate['rows']['values'].items()
-    }
+  changes = {name: tuple(combined[name]) for name in networks}
+  sums = {n: combined[n] for n in channels.sent_as(uploads, channels.SUM)}
+  rows = {
+    name: tf.boolean_mask(
+      aggregate['rows']['values'][name], aggregate['rows']['is_valid']
+    )
+    for name in channels.sent_as(uploads, channels.ROWS)
+  }
+  sent = names.join('values that clients send', changes, means, sums, rows)
   return base.Aggregate(
     update,
-    names.Named({name: tuple(combined[name]) for name in networks}),
-    uploads,
+    names.Named(sent),
     num_reports,
     lambda: _one_group(update, num_reports),
-    names.Named(rows),
   )
 
 

@@ -26,6 +26,7 @@ class States:
   exponential moving average of the weights that predict is a further set.
 
   Attributes:
+    setup: What the algorithm knows of its process.
     statistics_of: Names of sets, `Weights`, whose static batch norm statistics
       are gathered with those of the model.
     statistics_if_sent: Names of further such sets. Their statistics are
@@ -33,12 +34,20 @@ class States:
     prediction: The rule by which the model predicts.
   """
 
-  def __init__(self, algorithm: base.Algorithm):
-    self._algorithm = algorithm
+  def __init__(
+    self, algorithm: base.Algorithm, setup: base.Setup = base.Setup()
+  ):
+    """Finds the names of the memory's fields.
+
+    Args:
+      algorithm: The algorithm.
+      setup: What it knows of its process. `prediction` does without.
+    """
+    self._algorithm, self.setup = algorithm, setup
     # The names of fields and broadcasts do not depend on the weights.
     with tf.Graph().as_default():
       weights = Weights((tf.zeros([1]),), (), tf.constant(0.0))
-      state = algorithm.initial_state(weights)
+      state = algorithm.initial_state(weights, setup)
       broadcasts = dict(algorithm.broadcasts(state))
     self._memory_type = type(state.memory) if state.memory else None
     fields = getattr(state.memory, '_fields', ())
@@ -84,7 +93,7 @@ class States:
 
   def start(self, weights: Weights) -> ServerModel:
     """Makes the model before the first round, or from a user's weights."""
-    model = self.model(self._algorithm.initial_state(weights))
+    model = self.model(self._algorithm.initial_state(weights, self.setup))
     if self._averages:
       model = model.replace_sets(**{_AVERAGE: self._predicting_weights(model)})
     return model
@@ -94,7 +103,7 @@ class States:
   ) -> ServerModel:
     """Makes the model after a round."""
     state = self._algorithm.update(self.state(model), aggregate, server)
-    new = self.model(state)
+    new = self.model(self._after_round(state, server.round_num))
     if self._averages:
       average = moving_average.follow(
         model.sets[_AVERAGE],
@@ -104,6 +113,19 @@ class States:
       )
       new = new.replace_sets(**{_AVERAGE: average})
     return new
+
+  def discard(self, model: ServerModel, round_num: tf.Tensor) -> ServerModel:
+    """Makes the model after a discarded round, from that before it."""
+    state = self.state(model)
+    new = self.model(self._after_round(state, round_num))
+    sets = collections.OrderedDict(model.sets, **new.sets)
+    return model._replace(sets=sets, control=new.control)
+
+  def _after_round(
+    self, state: base.ServerState, round_num: tf.Tensor
+  ) -> base.ServerState:
+    memory = self._algorithm.after_round(state.memory, round_num)
+    return state._replace(memory=memory)
 
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
     """Tells for each set, by name, whether clients get it now: bool scalars."""

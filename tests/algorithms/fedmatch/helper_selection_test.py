@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tff_fssl.algorithms.fedmatch import helper_selection
 from tff_fssl.algorithms.fedmatch import upload_cache
+from tff_fssl.interface import base
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import messages
@@ -31,7 +32,7 @@ def _build(**changed):
   }
   return helper_selection.build_exchange(
     helper_selection.Settings(**settings),
-    exchange_lib.Population(6, _WEIGHTS, num_classes=2),
+    base.Setup(6, _WEIGHTS, num_classes=2),
   )
 
 

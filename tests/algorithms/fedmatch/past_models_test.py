@@ -11,7 +11,7 @@ from tff_fssl.models.weights import Weights
 _START = Weights(
   (tf.constant([[1.0, 2.0]]), tf.constant(3.0)), (), tf.constant(0.0)
 )
-_NOTHING = base.Aggregate((), {}, {}, tf.constant(0.0), None)
+_NOTHING = base.Aggregate((), {}, tf.constant(0.0), None)
 
 
 class _Server(base.Server):
@@ -39,7 +39,7 @@ def _rounds(first_round, last_round, *, num, interval, variant='ours'):
     variant=variant,
     decomposition=False,
   )
-  state, got = algorithm.initial_state(_START), {}
+  state, got = algorithm.initial_state(_START, base.Setup()), {}
   for round_num in range(first_round, last_round + 1):
     sent = algorithm.broadcasts(state)
     assert sorted(sent) == ['num_past_models', 'past_models']

@@ -133,7 +133,7 @@ def test_i5_small_elements_do_not_predict():
   psi = sigma._replace(
     trainable=(tf.constant([4e-6, 6e-6, -7e-6, -1e-6, 1e-5]),)
   )
-  state = algorithm.initial_state(sigma)._replace(weights=sigma)
+  state = algorithm.initial_state(sigma, base.Setup())._replace(weights=sigma)
   weights = algorithm.predicting_weights(state.remember(psi=psi))
   (summed,) = weights.trainable
   np.testing.assert_allclose(
@@ -151,6 +151,7 @@ def test_the_initial_state_predicts_as_the_weights():
     tf.constant(3.0),
   )
   algorithm = FedMatch(psi_threshold=0.0)
-  both = algorithm.predicting_weights(algorithm.initial_state(weights))
+  state = algorithm.initial_state(weights, base.Setup())
+  both = algorithm.predicting_weights(state)
   np.testing.assert_array_equal(both.trainable[0], weights.trainable[0])
   assert both.statistics_count == 3.0

@@ -5,19 +5,21 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_rounds
 
+from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms.protofssl import sets
-from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import base
+from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
-from tff_fssl.rounds import messages
 
-_POPULATION = exchange_lib.Population(0, (), num_classes=3, num_outputs=2)
-_ROUND = tf.constant(4)
+_SETUP = base.Setup(num_classes=3, num_outputs=2)
+_SEED = (4, 2)
 
 
-def _list(num_sets, interval=1):
-  return sets.build_list(_POPULATION, num_sets=num_sets, interval=interval)
+def _empty(num_sets):
+  return sets.empty(num_sets, _SETUP)
 
 
 def _row(value, exists=(True, True, True)):
@@ -26,59 +28,49 @@ def _row(value, exists=(True, True, True)):
   return {'exists': exists, 'prototypes': values * exists[:, None]}
 
 
-def _rows(*rows):
-  names = rows[0] if rows else _row(0.0)
-  shapes = {n: np.shape(v) for n, v in _row(0.0).items()}
-  return exchange_lib.Rows(
-    tf.zeros([len(rows)], tf.int32),
-    {
-      name: tf.constant(
-        np.array([row[name] for row in rows]).reshape(-1, *shapes[name]),
-        names[name].dtype,
-      )
-      for name in shapes
-    },
+def _take(take, old, *rows, **kwargs):
+  """The sets that `take` makes of clients' rows."""
+  exists, prototypes = (
+    np.array([row[name] for row in rows]).reshape(-1, *np.shape(empty))
+    for name, empty in _row(0.0).items()
   )
+  new = take(
+    sets.Sets(*map(tf.constant, old)),
+    tf.constant(exists, bool),
+    tf.constant(prototypes, tf.float32),
+    **kwargs,
+  )
+  return sets.Sets(*(value.numpy() for value in new))
 
 
-def _accept(exchange, table, *rows, round_num=_ROUND):
-  table = tf.nest.map_structure(tf.constant, table)
-  table = exchange.accept(table, _rows(*rows), None, round_num)
-  return tf.nest.map_structure(lambda value: value.numpy(), table)
+def _draw(old, *rows, seed=_SEED):
+  return _take(sets.draw, old, *rows, seed=tf.constant(seed))
 
 
 def _same(first, second):
-  assert list(first) == list(second)
-  for name, value in first.items():
-    np.testing.assert_array_equal(value, second[name])
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a, b)
 
 
-def test_a_list_of_the_last_cohort():
-  exchange = _list(3)
-  empty = exchange.initialize()
-  assert not np.any(empty['exists'])
-  table = _accept(exchange, empty, _row(1.0), _row(3.0, (True, False, True)))
-  kept = {value[0, 0] for value in table['prototypes']}
-  assert kept == {1.0, 3.0, 0.0}
-  assert sorted(table['exists'].sum(1)) == [0, 2, 3]
+def test_the_prototypes_of_the_last_cohort():
+  empty = _empty(3)
+  assert not np.any(empty.exists)
+  kept = _draw(empty, _row(1.0), _row(3.0, (True, False, True)))
+  assert {value[0, 0] for value in kept.prototypes} == {1.0, 3.0, 0.0}
+  assert sorted(kept.exists.sum(1)) == [0, 2, 3]
   # The next cohort's take their place, all of them.
-  table = _accept(exchange, table, _row(5.0))
-  assert sorted(table['prototypes'][:, 0, 0]) == [0.0, 0.0, 5.0]
+  kept = _draw(kept, _row(5.0))
+  assert sorted(kept.prototypes[:, 0, 0]) == [0.0, 0.0, 5.0]
   # Where nobody sends any, they stay: no rows, or clients without labels.
-  _same(table, _accept(exchange, table))
+  _same(kept, _draw(kept))
   nobody = _row(0.0, (False, False, False))
-  _same(table, _accept(exchange, table, nobody, nobody))
+  _same(kept, _draw(kept, nobody, nobody))
   # Such clients take no place.
-  table = _accept(_list(1), _list(1).initialize(), nobody, _row(6.0), nobody)
-  np.testing.assert_array_equal(table['prototypes'][0], _row(6.0)['prototypes'])
+  kept = _draw(_empty(1), nobody, _row(6.0), nobody)
+  np.testing.assert_array_equal(kept.prototypes[0], _row(6.0)['prototypes'])
 
 
-@pytest.mark.parametrize('interval', [1, 2])
-def test_with_a_robust_aggregator_medians_are_kept(interval):
-  exchange = sets.build_list(
-    _POPULATION._replace(robust=True), num_sets=2, interval=interval
-  )
-  table = exchange.initialize()
+def test_medians():
   lie = {
     'exists': np.array([True] * 3),
     'prototypes': np.full([3, 2], 6.0, np.float32),
@@ -87,115 +79,42 @@ def test_with_a_robust_aggregator_medians_are_kept(interval):
   rows = [_row(1.0), _row(3.0, (True, False, False)), _row(5.0), lie]
   expected = [[(3.0 + 5.0) / 2, 1.0], [2.0, 5.0], [5.0, 5.0]]
   for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
-    after = _accept(exchange, table, *(rows[i] for i in order))
-    np.testing.assert_array_equal(after['exists'], [[1, 1, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(after['prototypes'][0], expected)
-    np.testing.assert_array_equal(after['prototypes'][1], 0.0)
+    after = _take(sets.take_medians, _empty(2), *(rows[i] for i in order))
+    np.testing.assert_array_equal(after.exists, [[1, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(after.prototypes[0], expected)
+    np.testing.assert_array_equal(after.prototypes[1], 0.0)
   # Fewer than three clients do not decide: a class keeps what it had.
   for few in ([], [lie, lie], [_row(9.0, (False, False, True)), lie]):
-    later = _accept(exchange, after, *few)
-    np.testing.assert_array_equal(later['exists'], after['exists'])
-    np.testing.assert_array_equal(later['prototypes'], after['prototypes'])
-  sent = exchange.message(after, None, _ROUND)
-  np.testing.assert_array_equal(sent['prototypes'][0], expected)
+    _same(_take(sets.take_medians, after, *few), after)
 
 
 @pytest.mark.parametrize('size', [1e6, -1e6])
 def test_half_of_a_class_cannot_stretch_its_prototype(size):
-  exchange = sets.build_list(_POPULATION._replace(robust=True), num_sets=1)
   lie = {
     'exists': np.array([True] * 3),
     'prototypes': np.full([3, 2], size, np.float32),
   }
   # Of the last class, as many lie as do not.
   honest = [_row(1.0), _row(2.0), _row(3.0, (True, True, False))]
-  table = _accept(exchange, exchange.initialize(), *honest, lie, lie)
-  expected = _accept(exchange, exchange.initialize(), *honest)
-  _same(table, expected)
-  np.testing.assert_array_equal(table['exists'], [[1, 1, 0]])
-  np.testing.assert_array_equal(table['prototypes'][0, 0], [2.0, 1.0])
+  kept = _take(sets.take_medians, _empty(1), *honest, lie, lie)
+  _same(kept, _take(sets.take_medians, _empty(1), *honest))
+  np.testing.assert_array_equal(kept.exists, [[1, 1, 0]])
+  np.testing.assert_array_equal(kept.prototypes[0, 0], [2.0, 1.0])
   # With a majority of the cohort, the sets stay finite.
-  after = _accept(exchange, table, honest[0], lie, lie)
-  assert np.isfinite(after['prototypes']).all()
+  after = _take(sets.take_medians, kept, honest[0], lie, lie)
+  assert np.isfinite(after.prototypes).all()
 
 
 def test_which_are_kept_is_drawn_whatever_their_order():
-  exchange = _list(2)
   rows = [_row(float(value)) for value in range(1, 7)]
   chosen = collections.Counter()
   for round_num in range(1, 31):
-    round_num = tf.constant(round_num)
-    table = _accept(exchange, exchange.initialize(), *rows, round_num=round_num)
-    other = _accept(
-      exchange, exchange.initialize(), *rows[::-1], round_num=round_num
-    )
-    _same(table, other)
-    drawn = set(table['prototypes'][:, 0, 0])
+    kept = _draw(_empty(2), *rows, seed=(round_num, 1))
+    _same(kept, _draw(_empty(2), *rows[::-1], seed=(round_num, 1)))
+    drawn = set(kept.prototypes[:, 0, 0])
     assert len(drawn) == 2
     chosen.update(drawn)
   assert set(chosen) == {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
-
-
-def _rounds(interval, cohorts, first=1):
-  """(The value that stands for the sent sets, the table) after each round."""
-  exchange = _list(2, interval)
-  table, history = exchange.initialize(), []
-  for round_num, rows in enumerate(cohorts, start=first):
-    sent = exchange.message(table, None, tf.constant(round_num))
-    received = exchange.receive(sent, tf.constant(0))
-    assert list(received) == ['exists', 'prototypes']
-    values = np.asarray(received['prototypes'])[:, 0, 0]
-    values = values[np.any(received['exists'], axis=1)]
-    table = _accept(exchange, table, *rows, round_num=tf.constant(round_num))
-    history.append((list(values), table))
-  return history
-
-
-def test_sets_that_are_sent_for_some_rounds():
-  """Interval 3: those of rounds 3 and 6 are sent, from the round after."""
-  cohorts = [[_row(float(round_num))] for round_num in range(1, 9)]
-  history = _rounds(3, cohorts)
-  assert [sent for sent, _ in history] == [
-    [], [], [], [3.0], [3.0], [3.0], [6.0], [6.0],
-  ]  # fmt: skip
-  for round_num, (_, table) in enumerate(history, start=1):
-    # What predicts is always of the round itself.
-    latest = sets.complete(table)['prototypes'][:, 0, 0]
-    assert latest[0] == round_num
-  # In each round, as without the flag: one round later.
-  (without,) = {len(table) for _, table in _rounds(1, cohorts)}
-  assert without == 2
-  assert [sent for sent, _ in _rounds(1, cohorts)] == [
-    [], *([float(round_num)] for round_num in range(1, 8)),
-  ]  # fmt: skip
-
-
-def test_rounds_that_send_nothing_between_those_that_are_due():
-  nobody = _row(0.0, (False, False, False))
-  cohorts = [[_row(float(round_num))] for round_num in range(1, 8)]
-  cohorts[2], cohorts[5], cohorts[4] = [nobody], [], [nobody, nobody]
-  history = _rounds(3, cohorts)
-  # Where nobody sends any in a round that counts, the last ones are sent.
-  sent = [sent for sent, _ in history]
-  assert sent == [[], [], [], [2.0], [2.0], [2.0], [4.0]]
-  latest = [table['prototypes'][0, 0, 0] for _, table in history]
-  assert latest == [1.0, 2.0, 2.0, 4.0, 4.0, 4.0, 7.0]
-
-
-def test_an_interval_of_one_is_none():
-  rows = [_row(float(value)) for value in range(1, 5)]
-  default = sets.build_list(_POPULATION, num_sets=2)
-  table = default.initialize()
-  assert list(table) == ['exists', 'prototypes']
-  assert default.message(table, None, _ROUND) is table
-  _same(_accept(default, table, *rows), _accept(_list(2), table, *rows))
-  held = _list(2, 5)
-  table = _accept(held, held.initialize(), *rows)
-  assert list(table) == ['exists', 'prototypes', 'sent']
-  _same(
-    {name: table[name] for name in ('exists', 'prototypes')},
-    _accept(default, default.initialize(), *rows),
-  )
 
 
 @pytest.mark.parametrize(
@@ -204,17 +123,15 @@ def test_an_interval_of_one_is_none():
     ({}, True),
     ({'exists': np.array([True, False, True])}, False),
     ({'prototypes': np.full([3, 2], 1e11, np.float32)}, True),
-    ({'prototypes': np.full([3, 2], 1e13, np.float32)}, False),
     ({'prototypes': np.full([3, 2], np.nan, np.float32)}, False),
-    ({'prototypes': np.full([3, 2], -np.inf, np.float32)}, False),
     ({'prototypes': np.full([3, 2], -0.0, np.float32)}, True),
   ],
   ids=str,
 )
-def test_rows_that_no_client_can_have(change, possible):
+def test_prototypes_that_no_client_can_have(change, possible):
   values = {k: tf.constant(v) for k, v in {**_row(1.0), **change}.items()}
-  row = {'client_id': tf.constant(0), 'values': values}
-  assert bool(messages.is_possible_row(_list(2), row)) == possible
+  algorithm = protofssl.ProtoFssl()
+  assert tiny_rounds.is_possible(algorithm, values, _SETUP) == possible
 
 
 _SUMS = np.array([[2.0, 4.0], [0.0, 0.0], [3.0, -1.0]], np.float32)
@@ -238,17 +155,21 @@ _COUNTS = np.array([2.0, 0.0, 1.0], np.float32)
   ids=str,
 )
 def test_sums_that_no_client_can_have(norm, change, possible):
-  exchange = sets.build_global(_POPULATION, norm=norm, max_examples=50)
-  values = {'sums': _SUMS, 'counts': _COUNTS, **change}
-  row = {
-    'client_id': tf.constant(0),
-    'values': {k: tf.constant(v, tf.float32) for k, v in values.items()},
+  algorithm = protofssl.ProtoFssl(
+    prototypes='global',
+    sum_norm=norm,
+    round=round_hparams.RoundHparams(
+      scenario='labels_at_clients', max_client_examples=50
+    ),
+  )
+  values = {
+    name: tf.constant(value, tf.float32)
+    for name, value in {'sums': _SUMS, 'counts': _COUNTS, **change}.items()
   }
-  assert bool(messages.is_possible_row(exchange, row)) == possible
+  assert tiny_rounds.is_possible(algorithm, values, _SETUP) == possible
 
 
 def test_global_prototypes_are_those_of_all_examples_together():
-  exchange = sets.build_global(_POPULATION, norm=0.0, max_examples=50)
   clients = [
     (_SUMS, _COUNTS),
     (
@@ -257,31 +178,24 @@ def test_global_prototypes_are_those_of_all_examples_together():
     ),
   ]
 
-  def accept(table, *rows):
-    values = {
-      name: tf.constant(np.array([row[name] for row in rows]), tf.float32)
-      for name in ('sums', 'counts')
-    }
-    if not rows:
-      values = {'sums': tf.zeros([0, 3, 2]), 'counts': tf.zeros([0, 3])}
-    rows = exchange_lib.Rows(tf.zeros([len(rows)], tf.int32), values)
-    return exchange.accept(table, rows, None, _ROUND)
-
   expected = [[[2.0, 4 / 3], [0.0, 0.0], [1.0, 0.0]]]
   # Whatever mean or sum the aggregator takes, of clipped or unclipped vectors.
   for factor in (0.5, 1.0, 1e-4):
-    row = {
-      'sums': factor * sum(s for s, _ in clients),
-      'counts': factor * sum(c for _, c in clients),
-    }
-    table = accept(exchange.initialize(), row)
-    np.testing.assert_array_equal(table['exists'], [[True, False, True]])
-    np.testing.assert_allclose(table['prototypes'], expected, rtol=1e-5)
-  for kept in (
-    accept(table),
-    accept(table, {'sums': 0 * _SUMS, 'counts': -_COUNTS}),
+    kept = sets.take_means(
+      _empty(1),
+      tf.constant(factor * sum(s for s, _ in clients)),
+      tf.constant(factor * sum(c for _, c in clients)),
+    )
+    np.testing.assert_array_equal(kept.exists, [[True, False, True]])
+    np.testing.assert_allclose(kept.prototypes, expected, rtol=1e-5)
+  # No client weighed anything; noise.
+  nan = np.nan * _COUNTS
+  for sums, counts in (
+    (_SUMS, nan),
+    (nan[:, None] * _SUMS, _COUNTS),
+    (0 * _SUMS, -_COUNTS),
   ):
-    _same(table, kept)
+    _same(kept, sets.take_means(kept, tf.constant(sums), tf.constant(counts)))
 
 
 @pytest.mark.parametrize('norm', [0.0, 1.0, 100.0])
@@ -303,15 +217,13 @@ def test_the_exported_head_predicts_alike(distance, num_rows, tmp_path):
   model_fn = lambda: tf.keras.Sequential(
     [tf.keras.Input([2, 2, 1]), layers.Flatten(), layers.Dense(2)]
   )
-  exchange = _list(3)
   rows = [_row(0.5, (True, False, False)), _row(0.3, (True, True, False))]
-  table = exchange.initialize()
-  if num_rows:
-    table = exchange.accept(table, _rows(*rows), None, _ROUND)
+  kept = _draw(_empty(3), *rows[:num_rows])
   network = adapter.Network(model_fn, seed=1)
   prediction = sets.build_prediction(3, distance)
-  model = server_model.ServerModel(*network.initial_weights())
-  model = prediction.completed(model, table)
+  model = server_model.ServerModel(
+    *network.initial_weights(), control=kept._asdict()
+  )
   images = tf.random.stateless_normal([5, 2, 2, 1], [1, 2])
   expected = prediction.logits(network, model, images)
   whole = prediction.head.build(network.model, 3)
@@ -329,13 +241,3 @@ def test_the_exported_head_predicts_alike(distance, num_rows, tmp_path):
     assert np.all(probs[:, 2] < 1e-6) and np.all(probs[:, :2] > 2e-6)
   else:
     np.testing.assert_allclose(tf.nn.softmax(expected), 1 / 3, atol=1e-6)
-
-
-def test_which_are_kept_depends_on_the_runs_seed():
-  rows = [_row(float(value)) for value in range(1, 9)]
-  kept = set()
-  for seed in range(8):
-    exchange = sets.build_list(_POPULATION._replace(seed=seed), num_sets=1)
-    table = _accept(exchange, exchange.initialize(), *rows)
-    kept.add(float(table['prototypes'][0, 0, 0]))
-  assert len(kept) > 1

@@ -43,7 +43,7 @@ def model(task):
 
 @pytest.fixture(scope='module')
 def figures(task, model):
-  return inspection.look_over('x', task, model, None, ())
+  return inspection.look_over('x', task, model, None)
 
 
 def _predicted(task, model, x):
@@ -71,7 +71,7 @@ def test_clients_are_measured_on_what_they_hold_out(task, model, figures):
 
 def test_without_held_out_examples_accuracy_is_expected_by_class(model):
   task = _build_task('--client_test_fraction=0')
-  figures = inspection.look_over('x', task, model, None, ())
+  figures = inspection.look_over('x', task, model, None)
   counts = task.partition.class_counts
   right = figures.test.classes == figures.test.labels
   recall = [right[figures.test.labels == c].mean() for c in range(10)]
@@ -102,13 +102,13 @@ def test_an_untrained_model_has_collapsed(figures):
 def test_strong_views_that_are_weak_ones(task, model):
   views = task.views._replace(strong=task.views.weak)
   planted = dataclasses.replace(task, views=views)
-  doubts = inspection.look_over('x', planted, model, None, ()).doubts
+  doubts = inspection.look_over('x', planted, model, None).doubts
   (found,) = [text for text in doubts if 'views' in text]
   assert found.startswith('strong views equal weak ones: --algorithm=fl2')
   # Labels only: there are no strong views.
   alone = _build_task('--algorithm=supervised')
   alone = dataclasses.replace(alone, views=views)
-  doubts = inspection.look_over('x', alone, model, None, ()).doubts
+  doubts = inspection.look_over('x', alone, model, None).doubts
   assert not [text for text in doubts if 'views' in text]
 
 
@@ -136,7 +136,7 @@ def test_labels_of_another_meaning(task):
 
 def test_changed_data_are_named(task, model):
   changed = ['test images', 'test labels']
-  doubts = inspection.look_over('x', task, model, None, (), '', changed).doubts
+  doubts = inspection.look_over('x', task, model, None, '', changed).doubts
   text = 'data: the test images and test labels are not those of the run'
   assert text in doubts
 
@@ -148,7 +148,7 @@ def test_test_images_among_training_ones(task, model):
     task.data, train=sources.Examples(x, task.data.train.y)
   )
   planted = dataclasses.replace(task, data=data)
-  doubts = inspection.look_over('x', planted, model, None, ()).doubts
+  doubts = inspection.look_over('x', planted, model, None).doubts
   (found,) = [text for text in doubts if 'for training, too' in text]
   assert (
     found.startswith('data: 2 test examples') and 'test 3 = train 5' in found
@@ -159,7 +159,7 @@ def test_a_wrong_partition(task, model, tmp_path):
   path = str(tmp_path / 'partition.json')
 
   def doubts():
-    found = inspection.look_over('x', task, model, None, (), path).doubts
+    found = inspection.look_over('x', task, model, None, path).doubts
     return [text for text in found if text.startswith('partition.json')]
 
   task.partition.save_json(path)
@@ -190,7 +190,7 @@ def test_nothing_of_clients_is_shown_where_it_is_private(model, aggregator):
   else:
     flags += ['--simulate_secure_aggregation']
   private = _build_task(*flags)
-  figures = inspection.look_over('x', private, model, None, ())
+  figures = inspection.look_over('x', private, model, None)
   assert figures.test is not None and figures.pseudo is None
   assert not len(figures.clients) and not figures.right and not figures.wrong
   assert 'nothing of single clients' in figures.about_clients
@@ -209,7 +209,7 @@ def test_duplicates_of_protected_clients_are_not_looked_for(model, protects):
     task.data, train=sources.Examples(x, task.data.train.y)
   )
   planted = dataclasses.replace(task, data=data)
-  doubts = inspection.look_over('x', planted, model, None, ()).doubts
+  doubts = inspection.look_over('x', planted, model, None).doubts
   (found,) = [text for text in doubts if 'for training, too' in text]
   assert found.startswith(f'data: {2 - protects} test examples')
   assert f'test 4 = train {at_server}' in found
@@ -218,13 +218,13 @@ def test_duplicates_of_protected_clients_are_not_looked_for(model, protects):
 
 def test_clients_with_own_models_have_no_one_model(task, model):
   alone = server_model.Prediction(member=lambda *_: None)
-  figures = inspection.look_over('x', task, model, alone, ())
+  figures = inspection.look_over('x', task, model, alone)
   assert figures.test is None and 'model of its own' in figures.about_clients
 
 
 def test_a_model_that_is_not_finite(task, model):
   *others, last = model.trainable
   broken = model._replace(trainable=(*others, last * np.nan))
-  figures = inspection.look_over('x', task, broken, None, ())
+  figures = inspection.look_over('x', task, broken, None)
   assert figures.test is None
   assert figures.doubts == ['predictions for test examples are not finite']

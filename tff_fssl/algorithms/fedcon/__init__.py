@@ -50,6 +50,7 @@ from tff_fssl.algorithms.fedcon import two_views
 from tff_fssl.hparams import hparam
 from tff_fssl.interface import base
 from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import annealing
@@ -188,8 +189,11 @@ class FedCon(base.Algorithm):
     """Tells whether clients keep networks of their own between rounds."""
     return self.client_state == TABLE
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
     """Starts the target as the model."""
+    del setup
     return base.ServerState(weights, FedConMemory(weights))
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
@@ -260,10 +264,10 @@ class FedCon(base.Algorithm):
     return state._replace(weights=weights).remember(**networks)
 
 
-def _build_table(population: exchange_lib.Population) -> exchange_lib.Exchange:
-  kept = (population.weights, population.of_peers[PROJECTOR])
+def _build_table(setup: setup_lib.Setup) -> exchange_lib.Exchange:
+  kept = (setup.weights, setup.of_peers[PROJECTOR])
   # Real clients keep both on disk, so that their transfer is not counted.
-  table = own_models.build_exchange(population, kept)
+  table = own_models.build_exchange(setup, kept)
   return table._replace(is_clients_own=True)
 
 

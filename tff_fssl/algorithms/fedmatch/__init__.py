@@ -417,8 +417,11 @@ class FedMatch(base.Algorithm):
       ('--fedmatch.remembered_clients', '--fedmatch.uploads_in'),
     )
 
-  def initial_state(self, weights: Weights) -> base.ServerState:
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
     """Splits the weights into sigma and psi."""
+    del setup
     psi: Any = ()
     if self.decomposition:
       weights, psi = sparse_updates.split(weights, _PSI_FACTOR)

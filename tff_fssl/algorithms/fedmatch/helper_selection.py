@@ -10,6 +10,7 @@ from typing import Any
 
 from tff_fssl.algorithms.fedmatch import upload_cache
 from tff_fssl.interface import exchange as exchange_lib
+from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 
@@ -54,7 +55,7 @@ class Settings:
 
 
 def build_exchange(
-  settings: Settings, population: exchange_lib.Population
+  settings: Settings, setup: setup_lib.Setup
 ) -> exchange_lib.Exchange:
   """Builds the exchange.
 
@@ -71,7 +72,7 @@ def build_exchange(
 
   Args:
     settings: Settings of the table, and of the choice of helpers.
-    population: The clients and the model.
+    setup: The clients and the model.
 
   Returns:
     The exchange. None of its values counts as bytes. A client's own sets and
@@ -81,8 +82,8 @@ def build_exchange(
   Raises:
     UsageError: If the number of clients is not known, or the table too large.
   """
-  specs = _row_specs(settings, population)
-  num_slots = min(settings.num_slots, population.known_clients())
+  specs = _row_specs(settings, setup)
+  num_slots = min(settings.num_slots, setup.known_clients())
   sets = {name: specs[name] for name in settings.sets}
   is_outside = upload_cache.is_outside(
     sets, num_slots, settings.where, settings.flags
@@ -94,7 +95,7 @@ def build_exchange(
     helping.receive,
     specs,
     helping.accept,
-    population.known_clients(),
+    setup.known_clients(),
     is_possible=helping.is_possible,
     not_counted=(
       *specs,
@@ -110,14 +111,14 @@ def build_exchange(
 
 
 def _row_specs(
-  settings: Settings, population: exchange_lib.Population
+  settings: Settings, setup: setup_lib.Setup
 ) -> dict[str, tf.TensorSpec]:
-  weights = population.weights.trainable
+  weights = setup.weights.trainable
   size = sum(spec.shape.num_elements() for spec in weights)
   specs = {name: tf.TensorSpec([size], tf.float32) for name in settings.sets}
   specs |= {name: tf.TensorSpec([], tf.float32) for name in settings.scalars}
   if settings.helper_set:
-    specs[EMBEDDING] = tf.TensorSpec([population.num_classes], tf.float32)
+    specs[EMBEDDING] = tf.TensorSpec([setup.num_classes], tf.float32)
   return specs
 
 

@@ -56,19 +56,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import functools
+import math
+from typing import Any
 
 from tff_fssl import metrics as metrics_lib
+from tff_fssl import seeds
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
 from tff_fssl.algorithms.protofssl import sets
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import format_value
 from tff_fssl.hparams import hparam
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import inference
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpening
@@ -258,16 +260,52 @@ class ProtoFssl(base.Algorithm):
     """Returns the most sets of prototypes that the server keeps."""
     return self.num_helpers if self.sends_rows else 1
 
-  def exchange(self) -> exchange_lib.BuildExchange:
-    """Keeps and sends sets of prototypes (steps 1 and 5)."""
+  @property
+  def _holds(self) -> bool:
+    """Tells whether the sets that are sent are not those that predict."""
+    return self.sends_rows and self.helper_interval > 1
+
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
+    """Starts without prototypes."""
+    none = sets.empty(self.num_sets, setup)
+    memory = sets.HeldSets(*none, *none) if self._holds else none
+    return base.ServerState(weights, memory)
+
+  @property
+  def _sent(self) -> dict[str, str]:
+    """Returns the names of the fields of `Sets` in what is sent."""
+    prefix = 'sent_' if self._holds else ''
+    return {name: f'{prefix}{name}' for name in sets.Sets._fields}
+
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Broadcasts sets of prototypes (step 1)."""
+    del state
+    return {name: base.Broadcast() for name in self._sent.values()}
+
+  def uploads(self, setup: base.Setup) -> Mapping[str, base.Upload]:
+    """Declares prototypes, or sums and numbers of examples (step 4)."""
+    of_class = [setup.num_classes]
+    wide = tf.TensorSpec([*of_class, setup.num_outputs])
     if self.sends_rows:
-      return functools.partial(
-        sets.build_list,
-        num_sets=self.num_helpers,
-        interval=self.helper_interval,
-      )
-    return functools.partial(
-      sets.build_global,
+      exists = tf.TensorSpec(of_class, tf.bool)
+      return {
+        'exists': base.Upload(how=base.ROWS, spec=exists),
+        'prototypes': base.Upload(how=base.ROWS, spec=wide),
+      }
+    counts = tf.TensorSpec(of_class)
+    return {
+      'counts': base.Upload(0.0, math.inf, base.SUM, counts),
+      'sums': base.Upload(how=base.SUM, spec=wide),
+    }
+
+  def is_possible(self, uploads: base.Tensors) -> tf.Tensor:
+    """Tells whether a client can have these prototypes, or sums."""
+    if self.sends_rows:
+      return sets.are_possible_rows(**uploads)
+    return sets.are_possible_sums(
+      **uploads,
       norm=self.sum_norm,
       max_examples=self.round.most_client_examples,
     )
@@ -282,7 +320,8 @@ class ProtoFssl(base.Algorithm):
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Completes the sets: a missing prototype is the other helpers' mean."""
-    return base.Prepared(constants=sets.complete(client.received))
+    received = {n: client.received[sent] for n, sent in self._sent.items()}
+    return base.Prepared(constants=sets.complete(received))
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
     """Differentiates L, without helpers until there are prototypes (step 3)."""
@@ -421,7 +460,39 @@ class ProtoFssl(base.Algorithm):
       embeddings,
       client.labeled.y,
       tf.ones_like(client.labeled.y, tf.float32),
-      client.received['prototypes'].shape[1],
+      client.received[self._sent['prototypes']].shape[1],
+    )
+
+  def update(
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Averages, and replaces the prototypes of the round before (step 5)."""
+    state = super().update(state, aggregate, server)
+    latest = sets.Sets(state.memory.exists, state.memory.prototypes)
+    if not self.sends_rows:
+      latest = sets.take_means(latest, aggregate['sums'], aggregate['counts'])
+      return state.remember(**latest._asdict())
+    rows = sets.Sets(aggregate['exists'], aggregate['prototypes'])
+    if server.setup.robust:
+      latest = sets.take_medians(latest, *rows)
+    else:
+      seed = seeds.server_seed(server.setup.seed, server.round_num)
+      latest = sets.draw(latest, *rows, seeds.fold_in(seed, seeds.MEMORY))
+    return state.remember(**latest._asdict())
+
+  def after_round(self, memory: Any, round_num: tf.Tensor) -> Any:
+    """Sends other prototypes from the next round on, if that is due (R_H)."""
+    if not self._holds:
+      return memory
+    is_due = tf.equal(round_num % self.helper_interval, 0)
+    return memory._replace(
+      sent_exists=tf.where(is_due, memory.exists, memory.sent_exists),
+      sent_prototypes=tf.where(
+        is_due, memory.prototypes, memory.sent_prototypes
+      ),
     )
 
   def prediction(self) -> server_model.Prediction:

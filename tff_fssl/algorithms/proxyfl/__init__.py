@@ -28,23 +28,23 @@ In a round:
 docs/algorithms/proxyfl.md lists the differences of paper and authors' code, and
 the choices made here.
 
-Files: `proxies` (steps 3, 4 and 7), `table` (steps 1 and 6).
+Files: `proxies` (steps 3, 4 and 7), `memory` (steps 1 and 6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import functools
 from typing import Any
 
 from tff_fssl import metrics as metrics_lib
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms.proxyfl import memory as memory_lib
 from tff_fssl.algorithms.proxyfl import proxies as proxies_lib
-from tff_fssl.algorithms.proxyfl import table as table_lib
 from tff_fssl.client import joint_pass
+from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import inference
@@ -59,6 +59,8 @@ NONE, GPT, ONE_STEP = 'none', 'gpt', 'one_step'
 GLOBAL, LOCAL = 'global', 'local'
 TRUTH, RELEASED = 'truth', 'released'
 _RECEIVED = 'received'
+# Rounding may take the sum of a client's counts this far above 1.
+_TOLERANCE = 1.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,31 +193,60 @@ class ProxyFl(base.Algorithm):
     """Tells whether the server sees single clients' classifiers."""
     return self.tuning == GPT
 
-  def exchange(self) -> exchange_lib.BuildExchange:
-    """Keeps frequencies of classes, and the projections (steps 1 and 6)."""
-    return functools.partial(
-      table_lib.build_table,
-      decay=self.prior_decay,
-      sends_rows=self.sends_rows,
-    )
+  def initial_state(
+    self, weights: Weights, setup: base.Setup
+  ) -> base.ServerState:
+    """Starts frequencies of classes, and the projections (step 1)."""
+    return base.ServerState(weights, memory_lib.initial(setup))
+
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Broadcasts frequencies and projections (step 1)."""
+    return {name: base.Broadcast() for name in state.memory._fields}
+
+  def uploads(self, setup: base.Setup) -> Mapping[str, base.Upload]:
+    """Declares counts of classes, and changes of projections (step 5)."""
+    if self.sends_rows and setup.robust:
+      raise UsageError(
+        f'--proxyfl.tuning=gpt: --aggregator={aggregator_hparams.ROBUST} does'
+        " not bound what a lying client's classifier does to the tuned one; set"
+        ' --proxyfl.tuning=none'
+      )
+    how = base.ROWS if self.sends_rows else base.SUM
+    counts = tf.TensorSpec([setup.num_classes])
+    uploads = {
+      name: base.Upload(how=how, spec=spec)
+      for name, spec in memory_lib.specs(setup).items()
+    }
+    uploads[memory_lib.COUNTS] = base.Upload(0.0, _TOLERANCE, how, counts)
+    if self.sends_rows:
+      kernel = tf.TensorSpec([setup.feature_size(), setup.num_classes])
+      # The server knows it from the update.
+      uploads[memory_lib.CLASSIFIER] = base.Upload(
+        how=how, spec=kernel, is_known=True
+      )
+    return uploads
+
+  def is_possible(self, uploads: base.Tensors) -> tf.Tensor:
+    """Tells whether these may be a client's counts of classes."""
+    return tf.reduce_sum(uploads[memory_lib.COUNTS]) <= _TOLERANCE
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Declares the received model, and the two projections."""
     return {
       _RECEIVED: base.AuxiliaryNetwork(),
-      table_lib.FEATURES: _projection(table_lib.FEATURES, use_bias=True),
-      table_lib.PROXIES: _projection(table_lib.PROXIES, use_bias=False),
+      memory_lib.FEATURES: _projection(memory_lib.FEATURES, use_bias=True),
+      memory_lib.PROXIES: _projection(memory_lib.PROXIES, use_bias=False),
     }
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Keeps the frequencies of classes."""
     return base.Prepared(
-      constants={table_lib.PRIOR: client.received[table_lib.PRIOR]}
+      constants={memory_lib.PRIOR: client.received[memory_lib.PRIOR]}
     )
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
     """Differentiates the loss for the model and the projections."""
-    names = tuple(table_lib.WEIGHTS)
+    names = tuple(memory_lib.WEIGHTS)
     trained = (networks.model, *(networks[name] for name in names))
     with tf.GradientTape() as tape:
       loss, metrics = self._loss(networks, batch)
@@ -242,7 +273,7 @@ class ProxyFl(base.Algorithm):
     choice = proxies_lib.choose(
       probs,
       is_kept,
-      batch.prepared[table_lib.PRIOR],
+      batch.prepared[memory_lib.PRIOR],
       probs if self.candidate_weights == GLOBAL else local,
     )
     contrasted = self._proxy_loss(networks, batch, features, kernel, choice)
@@ -303,16 +334,16 @@ class ProxyFl(base.Algorithm):
     """Computes the mean contrastive loss of weak and strong views (step 4)."""
     labeled, unlabeled = batch.labeled, batch.unlabeled
     weak, strong, of_labeled = features
-    project = networks[table_lib.FEATURES]
+    project = networks[memory_lib.FEATURES]
     own = tf.one_hot(labeled.labels, kernel.shape[-1]) > 0.0
     if self.labeled_sets == RELEASED:
       probs = self._predict(networks, labeled, batch)
       sure = thresholds.fixed_mask(probs, self.confidence_threshold)
-      prior = batch.prepared[table_lib.PRIOR]
+      prior = batch.prepared[memory_lib.PRIOR]
       own = proxies_lib.choose(probs, sure, prior, probs).sets
     contrasted = proxies_lib.contrast(
       project.logits(tf.concat([of_labeled, weak, strong], 0), training=True),
-      networks[table_lib.PROXIES].logits(tf.transpose(kernel), training=True),
+      networks[memory_lib.PROXIES].logits(tf.transpose(kernel), training=True),
       tf.concat([own, choice.sets, choice.sets], 0),
       tf.concat([choice.shares, choice.shares], 0),
       tf.concat([labeled.weights, *[unlabeled.weights] * 2], 0),
@@ -326,16 +357,16 @@ class ProxyFl(base.Algorithm):
     del metrics
     uploads = {
       name: client.received[name] - variable
-      for network, names in table_lib.WEIGHTS.items()
+      for network, names in memory_lib.WEIGHTS.items()
       for name, variable in zip(
         names, client.networks[network].trainable_variables, strict=True
       )
     }
-    uploads[table_lib.COUNTS] = self._count(client)
+    uploads[memory_lib.COUNTS] = self._count(client)
     model = client.networks.model
     kernel = model.trainable_variables[model.head[0]]
     if self.tuning == GPT:
-      uploads[table_lib.CLASSIFIER] = kernel.read_value()
+      uploads[memory_lib.CLASSIFIER] = kernel.read_value()
     if self.tuning == ONE_STEP:
       received = tf.transpose(client.weights.trainable[model.head[0]])
       change = self._one_step(received, tf.transpose(kernel))
@@ -400,9 +431,14 @@ class ProxyFl(base.Algorithm):
   ) -> base.ServerState:
     """Averages, then tunes the classifier by those of clients (step 7)."""
     state = super().update(state, aggregate, server)
+    means = aggregate.values
+    if self.sends_rows:
+      means = {n: _mean(rows) for n, rows in aggregate.values.items()}
+    memory = memory_lib.follow(state.memory, means, self.prior_decay)
+    state = state._replace(memory=memory)
     if self.tuning != GPT:
       return state
-    of_clients = aggregate.rows[table_lib.CLASSIFIER]
+    of_clients = aggregate[memory_lib.CLASSIFIER]
     trainable = list(state.weights.trainable)
     # The classifier is the network's last layer.
     index = max(
@@ -425,11 +461,17 @@ class ProxyFl(base.Algorithm):
     )
 
 
+def _mean(rows: tf.Tensor) -> tf.Tensor:
+  """Averages rows of clients, [n, ...], to 0 if there are none."""
+  num_rows = tf.cast(tf.shape(rows)[0], tf.float32)
+  return tf.math.divide_no_nan(tf.reduce_sum(rows, axis=0), num_rows)
+
+
 def _projection(name: str, *, use_bias: bool) -> base.AuxiliaryNetwork:
   """Declares a linear map of features, which starts as it was received."""
 
   def start(weights: Weights, received: Mapping[str, Any]) -> Weights:
-    own = tuple(received[weight] for weight in table_lib.WEIGHTS[name])
+    own = tuple(received[weight] for weight in memory_lib.WEIGHTS[name])
     return weights._replace(trainable=own)
 
   return base.AuxiliaryNetwork(

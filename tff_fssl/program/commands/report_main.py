@@ -95,7 +95,6 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
       loaded.task,
       loaded.model,
       loaded.prediction,
-      loaded.table,
       output_tree.OutputTree(path).partition_json,
       loaded.changed,
     )

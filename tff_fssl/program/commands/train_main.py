@@ -252,12 +252,7 @@ def _run_rounds(
     view.say(f'Stopped and saved. {messages.how_to_resume(settings, tree)}')
     return main_lib.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
-    process = result.state.process
-    # Algorithms without an exchange have no table.
-    held = process.distributor['table'] if len(process.distributor) else ()
-    model = experiment_lib.complete_model(
-      config, process.global_model_weights, held
-    )
+    model = result.state.process.global_model_weights
     run_folder.export_models(
       task, model, result.round_num, outputs.best_round(), tree, view
     )

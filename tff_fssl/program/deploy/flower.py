@@ -457,9 +457,8 @@ def _build_evaluation(
     # Within it, the weights are assigned before the passes.
     @tf.function(autograph=False)
     def run(state: Any, x: tf.Tensor, y: tf.Tensor) -> Mapping[str, Any]:
-      table = state.distributor['table'] if prediction.needs_table else ()
+      table = state.distributor['table'] if prediction.member else ()
       model = server_model.ServerModel(*state.global_model_weights)
-      model = prediction.completed(model, table)
       return evaluate_lib.measure(passes, prediction, model, table, x, y)
 
     measured: Mapping[str, Any] = run(state, x, y)

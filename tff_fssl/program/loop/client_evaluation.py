@@ -52,7 +52,7 @@ def evaluate_clients(
     task: Data and network. Its partition has held out examples of clients.
     model: The model, of arrays.
     prediction: The way of predicting.
-    table: The table of the exchange, if the prediction needs it.
+    table: The table of the exchange, which holds clients' own models.
     context: The execution context, of `runtime.build_context`.
     max_clients: The number of clients, drawn by the run's seed. 0: all.
     batch_size: Examples in a batch.
@@ -152,11 +152,10 @@ def evaluate_local_models(
       state = checkpoint.OutsideRows(process.outside, rows).load(
         state, source.client_ids(config.run.seed, round_num)
       )
-    table = state.distributor['table'] if state.distributor else ()
     results = []
     for dataset in source.cohort(config.run.seed, round_num):
       own = make_model(state, dataset, round_num)
-      of_client = evaluate_fn(own, held.x, held.y, table)
+      of_client = evaluate_fn(own, held.x, held.y)
       results.append((of_client['accuracy'], of_client['loss']))
   if not results:
     raise UsageError(

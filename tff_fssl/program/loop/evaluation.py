@@ -357,7 +357,7 @@ def _evaluate_loaded(
     prediction=prediction,
     batch_size=settings.batch_size,
   )
-  table = loaded.table if prediction.needs_table else ()
+  table = loaded.table if prediction.member else ()
   result = evaluate_fn(loaded.model, held.x, held.y, table)
   rows = _rows(loaded.name, settings, len(held), result)
   if task.data.train.kind != data_names.IMAGES:

@@ -357,30 +357,6 @@ def build_exported_fn(
   return lambda: head.build(model_fn(), num_classes)
 
 
-def complete_model(
-  config: config_lib.Config, model: server_model.ServerModel, table: Any
-) -> server_model.ServerModel:
-  """Adds to a model the values by which it predicts, as NumPy arrays.
-
-  Args:
-    config: The configuration of its run.
-    model: The model.
-    table: The table of the exchange, if there is one.
-
-  Returns:
-    The model, as `Prediction.completed` gives it.
-  """
-  prediction = prediction_of(config)
-  if prediction.with_table is None:
-    return server_model.ServerModel(*model)
-  # The prediction computes with tensors, checkpoints hold arrays.
-  model, table = tf.nest.map_structure(
-    tf.convert_to_tensor, (server_model.ServerModel(*model), table)
-  )
-  completed = prediction.completed(model, table)
-  return tf.nest.map_structure(lambda tensor: tensor.numpy(), completed)
-
-
 def build_task(
   config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
 ) -> Task:
@@ -594,7 +570,7 @@ def _build_evaluate_fn(
   def evaluate_fn(state: Any) -> Mapping[str, float]:
     model, result = state.global_model_weights, OrderedDict()
     # Each client may have a model of its own.
-    table = state.distributor['table'] if prediction.needs_table else ()
+    table = state.distributor['table'] if prediction.member else ()
     for split, held in examples.items():
       measured = evaluate_model(model, held.x, held.y, table)
       for name, value in measured.items():

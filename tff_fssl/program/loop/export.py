@@ -104,7 +104,7 @@ def export_model(
 
   Args:
     task: Data and model.
-    model: The trained model, as `Prediction.completed` gives it.
+    model: The trained model.
     folder: The folder to write.
     round_num: The round after which the model is exported.
     run: The tables of the run, for the card.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import functools
 import os
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,7 +43,6 @@ def look_over(
   task: experiment.Task,
   model: server_model.ServerModel,
   prediction: server_model.Prediction | None,
-  table: Any,
   recorded: str = '',
   changed: Sequence[str] = (),
 ) -> predictions.ModelFigures:
@@ -57,7 +56,6 @@ def look_over(
     task: Its data and network.
     model: The model, of arrays.
     prediction: The way of predicting. None: by its network alone.
-    table: The table of the exchange, if the prediction needs it.
     recorded: The run's file of its partition, which may be missing.
     changed: Parts of the data that are not those of the run.
 
@@ -74,7 +72,7 @@ def look_over(
       about_clients='each client has a model of its own: train.csv and eval.csv'
       ' have the spread of their accuracies'
     )
-  predict = functools.partial(Predictor(task, prediction), model, table)
+  predict = functools.partial(Predictor(task, prediction), model)
   test = predictions.Predictions(
     task.data.test.y, predict(task.data.test.x, _plain(task.views))
   )
@@ -168,7 +166,6 @@ class Predictor:
   def __call__(
     self,
     model: server_model.ServerModel,
-    table: Any,
     x: np.ndarray,
     view: View,
   ) -> np.ndarray:
@@ -176,7 +173,6 @@ class Predictor:
 
     Args:
       model: The model, of arrays.
-      table: The table of the exchange, if the prediction needs it.
       x: Examples [N, ...] as they are stored.
       view: Gets a batch, and the number of its first example.
 
@@ -185,9 +181,7 @@ class Predictor:
     """
     parts = [
       tf.nn.softmax(
-        self._logits_fn(
-          model, view(tf.constant(x[i : i + _BATCH_SIZE]), i), table
-        )
+        self._logits_fn(model, view(tf.constant(x[i : i + _BATCH_SIZE]), i))
       ).numpy()
       for i in range(0, len(x), _BATCH_SIZE)
     ]
@@ -331,7 +325,6 @@ def confidences(
   task: experiment.Task,
   predictor: Predictor,
   model: server_model.ServerModel,
-  table: Any,
 ) -> np.ndarray:
   """Returns the probability of each predicted class.
 
@@ -339,14 +332,13 @@ def confidences(
     task: Data and network.
     predictor: Predicts for the task.
     model: The model, of arrays.
-    table: The table of the exchange, if the prediction needs it.
 
   Returns:
     float32 [N], for up to 1,000 test examples, evenly spread over all.
   """
   x = task.data.test.x
   step = -(-len(x) // _MAX_CONFIDENCES)
-  return predictor(model, table, x[::step], _plain(task.views)).max(1)
+  return predictor(model, x[::step], _plain(task.views)).max(1)
 
 
 def sample_views(task: experiment.Task) -> np.ndarray | None:

@@ -172,7 +172,6 @@ def export_models(
 ) -> None:
   """Exports the model of the last round, and that of the round `best`."""
   # They import TensorFlow. pylint: disable=import-outside-toplevel
-  from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
 
   run = runs_lib.read_tree(tree)
@@ -189,10 +188,6 @@ def export_models(
       f' has the best validation accuracy, cannot be used ({path}: {error}).'
     )
     return
-  model = experiment.complete_model(
-    task.config,
-    warm_start.extract_model(leaves),
-    warm_start.extract_table(leaves),
-  )
+  model = warm_start.extract_model(leaves)
   with view.phase(training_types.EXPORTING, best):
     export.export_model(task, model, tree.model_best, best, run, is_best=True)

@@ -85,9 +85,8 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     with self._dropping(_TENSORBOARD):
       if self._predictor is None:
         self._predictor = inspection.Predictor(task, process.prediction)
-      table = state.distributor['table'] if len(state.distributor) else ()
       found = inspection.confidences(
-        task, self._predictor, state.global_model_weights, table
+        task, self._predictor, state.global_model_weights
       )
       board.log(report.round_num, {'test/confidence': found})
 
