@@ -184,18 +184,3 @@ def _check_other_programs(folder, capsys):
     for program in (compare_main.compare_main, plot_main.plot_main):
       assert main.run(program, [folder]) == 0, program
     assert main.run(runs_main.runs_main, [folder]) == 0
-
-
-def test_its_compute_is_measured(call, capsys):
-  """Of the parent's, a copy of the entry would say the parent's."""
-  figures = {}
-  for name in ('fixmatch_confidence', 'momentum_teacher'):
-    assert call('algorithms', name) == 0
-    output = ' '.join(capsys.readouterr().out.split())
-    figures[name] = re.search(
-      r'([\d.]+) for an unlabelled example in a step, ([\d.]+) for a labelled',
-      output,
-    ).groups()
-  # FixMatch's 4, and another pass over the weak views.
-  assert figures['fixmatch_confidence'] == ('5.0', '3.0')
-  assert figures['momentum_teacher'] == ('4.0', '3.0')
