@@ -148,39 +148,17 @@ def test_what_takes_long_is_announced(monkeypatch):
 
   def wait(name, until):
     with view.phase(name, 2):
-      assert view.progress.phase == name
       deadline = time.monotonic() + 10
       while until not in stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
 
   wait(training_types.EVALUATING, 'Evaluating on 5 examples ...\n')
   wait(training_types.EXPORTING, 'Exporting the model of round 2 ...\n')
-  wait(
-    training_types.EXPORTING, 'Exporting the model of round 2, about 0 s ...'
-  )
   # From the second evaluation on, it is a part of what is left.
-  view.round_done(_report(2, evaluation={'test/accuracy': 0.5}))
   before = stream.getvalue()
   with view.phase(training_types.EVALUATING, 3):
     time.sleep(0.1)
   assert stream.getvalue() == before
-
-
-def test_the_bar_moves_on_within_a_round():
-  class Terminal(io.StringIO):
-    def isatty(self):
-      return True
-
-  stream = Terminal()
-  view = console.Console('auto', stream)
-  view.begin(0, _9)
-  for until in ('evaluating', r'evaluating \d s'):
-    with view.phase(training_types.EVALUATING, 1):
-      deadline = time.monotonic() + 10
-      while not re.search(until, stream.getvalue()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-  view.end()
 
 
 def test_control_characters_are_escaped(capsys):
@@ -278,89 +256,27 @@ def test_the_summary_says_how_clients_with_own_models_differ():
   )
 
 
-class _Run:
-  """A run on a clock that only it moves."""
+def test_what_is_left_is_of_the_last_rounds(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr('time.monotonic', lambda: now[0])
+  stream = io.StringIO()
+  view = console.Console('lines', stream)
+  view.begin(-2, training_types.Settings(first_round=-1, total_rounds=100))
 
-  def __init__(self, **settings):
-    self.now = 100.0
-    self.progress = console.Progress(lambda: self.now)
-    self.settings = training_types.Settings(**settings)
-    self.progress.begin(self.settings.first_round - 1, self.settings)
-
-  def round(self, round_num, seconds, evaluation=None):
-    self.now += seconds
-    evaluated = {} if evaluation is None else {'test/accuracy': 0.5}
-    timing = {'seconds/evaluation': evaluation or 0.0}
-    self.now += evaluation or 0
+  def left(round_num, seconds):
+    now[0] += seconds
+    stream.truncate(stream.seek(0))
     report = training_types.RoundReport(
-      round_num, {}, timing, evaluated, is_bad=False
+      round_num, {}, {'seconds/round': 1.0}, {}, False
     )
-    self.progress.round_done(report)
-    return self.progress.seconds_left()
+    view.round_done(report)
+    found = re.search('  (.*) left', stream.getvalue())
+    return found and found[1].split('  ')[-1]
 
-
-def test_the_first_round_does_not_count():
-  run = _Run(total_rounds=11, rounds_per_evaluation=100)
-  assert run.progress.seconds_left() is None
-  assert run.round(1, 60) is None
-  assert run.round(2, 2) == 9 * 2
-  assert run.round(3, 4) == 8 * 3
-  run.now += 5
-  assert run.progress.seconds_left() == 8 * 3 - 5
-  run.now += 500
-  assert run.progress.seconds_left() == 0
-
-
-def test_evaluations_that_are_left_count():
-  run = _Run(total_rounds=10, rounds_per_evaluation=4)
-  for r in (1, 2, 3):
-    run.round(r, 1)
-  # Of round 8, and of 10, the last one; the first one also compiles.
-  assert run.round(4, 1, evaluation=30) == 6 * 1 + 2 * 30
-  for r in (5, 6, 7):
-    run.round(r, 1)
-  assert run.round(8, 1, evaluation=3) == 2 * 1 + 3
-  assert run.round(9, 1) == 1 + 3
-  assert run.round(10, 1, evaluation=3) == 0
-
-
-def test_only_the_last_rounds_count():
-  run = _Run(total_rounds=1000, rounds_per_evaluation=1000)
-  for r in range(1, 30):
-    run.round(r, 50)
-  for r in range(30, 50):
-    left = run.round(r, 1)
-  assert left == 951
-
-
-def test_pretraining_has_an_end_of_its_own():
-  run = _Run(first_round=-3, total_rounds=100, rounds_per_evaluation=50)
-  run.progress.enter(training_types.ROUND, -3)
-  assert run.progress.phase == training_types.PRETRAINING
-  assert run.round(-3, 20) is None
-  assert run.round(-2, 2) == 2 * 2
-  run.round(-1, 2)
-  # Rounds with clients have not been seen yet, and the first one compiles.
-  assert run.round(0, 2) is None
-  run.progress.enter(training_types.ROUND, 1)
-  assert run.progress.phase == training_types.ROUND
-  assert run.round(1, 30) is None
-  assert run.round(2, 7) == 98 * 7
-
-
-def test_a_phase_takes_as_long_as_the_last_of_its_kind():
-  run = _Run(total_rounds=3)
-  for phase in (training_types.EVALUATING, training_types.EXPORTING):
-    for took in (8, 5):
-      run.progress.enter(phase, 2)
-      before = None if took == 8 else 8 - 5
-      run.now += 5
-      assert run.progress.phase_left() == before
-      run.now += took - 5
-      run.progress.leave()
-    run.progress.enter(phase, 3)
-    assert run.progress.phase_left() == 5
-    run.now += 50
-    assert run.progress.phase_left() == 0
-  # The rounds are over then.
-  assert run.progress.seconds_left() == 0
+  # The first round of pre-training, and of clients, also compiles.
+  assert left(-1, 60) is left(0, 20) is left(1, 40) is None
+  assert left(2, 10) == '16 min'
+  assert left(3, 30) == '32 min'
+  for round_num in range(4, 24):
+    said = left(round_num, 60)
+  assert said == '1 h 17 min'

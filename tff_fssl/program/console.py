@@ -3,7 +3,8 @@
 Everything fits in 80 columns.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import collections
+from collections.abc import Iterator, Mapping
 import contextlib
 import math
 import os
@@ -41,8 +42,6 @@ _TROUBLES = {
   'not finite': 'num_non_finite_clients',
   'rejected': 'num_rejected_clients',
 }
-# Estimates use so many last rounds and evaluations: a machine's load changes.
-_NUM_KEPT = 20
 
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
@@ -296,116 +295,8 @@ def round_line(
   return '  '.join(parts)
 
 
-class Progress:
-  """The phase of a run, and an estimate of the seconds left.
-
-  Another thread may read it. The estimate uses the last rounds and evaluations.
-  The first of each kind, which also compiles, counts only for evaluations, and
-  only until there is another.
-
-  Attributes:
-    phase: One of `training_types.PHASES`.
-    done: The last finished round. None before training begins.
-    settings: The settings of training. None before it begins.
-    accuracy: Test accuracy of the last evaluation, if there was one.
-    num_evaluations: The number of evaluations.
-  """
-
-  def __init__(self, clock: Callable[[], float] = time.monotonic):
-    """Begins with the phase 'starting'.
-
-    Args:
-      clock: Gives seconds.
-    """
-    self.phase = training_types.STARTING
-    self.done: int | None = None
-    self.settings: training_types.Settings | None = None
-    self.num_evaluations = 0
-    self._clock = clock
-    self._last = 0.0
-    self._is_first = True
-    # Another thread can read these while this one replaces them.
-    self._rounds: tuple[float, ...] = ()
-    self._evaluations: tuple[float, ...] = ()
-    # (when the phase began, how long the last one of its kind took).
-    self._phase: tuple[float, float | None] = (clock(), None)
-    self._took: dict[str, float] = {}
-
-  def begin(self, done: int, settings: training_types.Settings) -> None:
-    """Notes that training begins after round `done`."""
-    self.done, self.settings, self._last = done, settings, self._clock()
-
-  def enter(self, phase: str, round_num: int) -> None:
-    """Notes that a phase begins, in or after a round."""
-    if phase == training_types.ROUND and round_num < 1:
-      phase = training_types.PRETRAINING
-    self._phase = self._clock(), self._took.get(phase)
-    self.phase = phase
-
-  def leave(self) -> None:
-    """Notes that the phase has ended."""
-    self._took[self.phase] = self._clock() - self._phase[0]
-
-  def round_done(self, report: training_types.RoundReport) -> None:
-    """Counts a finished round."""
-    now = self._clock()
-    evaluation = 0.0
-    if report.evaluation:
-      evaluation = report.timing.get('seconds/evaluation', 0.0)
-      # The first one compiled, and is replaced by the second.
-      kept = self._evaluations if self.num_evaluations > 1 else ()
-      self._evaluations = (*kept[1 - _NUM_KEPT :], evaluation)
-      self.num_evaluations += 1
-    if not self._is_first:
-      # Saving counts as a part of the round.
-      rest = max(0.0, now - self._last - evaluation)
-      self._rounds = (*self._rounds[1 - _NUM_KEPT :], rest)
-    self._is_first = False
-    if report.round_num == 0:  # Other computations follow pre-training.
-      self._rounds, self._is_first = (), True
-    self.done, self._last = report.round_num, now
-
-  def phase_left(self) -> float | None:
-    """Estimates the rest of the phase by the last of its kind.
-
-    Returns:
-      The seconds, or None if there has been none of its kind.
-    """
-    began, took = self._phase
-    if took is None:
-      return None
-    return max(0.0, took - (self._clock() - began))
-
-  def seconds_left(self) -> float | None:
-    """Estimates the rest of the rounds, of pre-training, or of an export.
-
-    Returns:
-      The seconds, or None if they are not known yet.
-    """
-    if self.phase == training_types.EXPORTING:
-      return self.phase_left()
-    settings, done, rounds = self.settings, self.done, self._rounds
-    if settings is None or done is None or not rounds:
-      return None
-    last = 0 if done < 1 and settings.first_round < 1 else settings.total_rounds
-    every = settings.rounds_per_evaluation
-    # Multiples of `every` after `done`, up to `last`.
-    due = last // every - done // every
-    if last == settings.total_rounds and last % every and done < last:
-      due += 1
-    evaluations = self._evaluations
-    left = (last - done) * sum(rounds) / len(rounds)
-    if evaluations:
-      left += due * sum(evaluations) / len(evaluations)
-    return max(0.0, left - (self._clock() - self._last))
-
-
 class Console:
-  """A `training.Reporter` on a text stream.
-
-  Attributes:
-    progress: How far the run is.
-  """
+  """A `training.Reporter` on a text stream."""
 
   def __init__(self, progress: str = 'auto', stream: TextIO | None = None):
     """Chooses the view.
@@ -420,11 +311,11 @@ class Console:
       progress = 'bar' if self._stream.isatty() else 'lines'
     self._shown = progress
     self._bar: tqdm.tqdm | None = None
-    self._figures: list[str] = []
-    self._has_explained = False
-    self._ends = threading.Event()
-    self._ticker: threading.Thread | None = None
-    self.progress = Progress()
+    self._has_explained = self._has_evaluated = False
+    self._settings: training_types.Settings | None = None
+    # Seconds of the last rounds, without the first, which also compiles.
+    self._seconds: collections.deque[float] = collections.deque(maxlen=20)
+    self._last: float | None = None
 
   def say(self, message: str) -> None:
     """Prints a message, wrapped, above the bar if there is one."""
@@ -432,7 +323,7 @@ class Console:
 
   def begin(self, done: int, settings: training_types.Settings) -> None:
     """Starts the bar."""
-    self.progress.begin(done, settings)
+    self._settings = settings
     if self._shown == 'none' or done >= settings.total_rounds:
       return
     self.say('The first round takes longer: it compiles the computations.')
@@ -444,29 +335,24 @@ class Console:
         file=self._stream,
         ncols=min(WIDTH, _columns()),
         nrows=100,  # Else tqdm hides it in terminals of unknown height.
-        bar_format='{desc} |{bar}| {elapsed}{postfix}',
+        bar_format='{desc} |{bar}| {elapsed}<{remaining}{postfix}',
         desc=round_name(done, settings),
         mininterval=0,
         dynamic_ncols=False,
       )
-      self._ends.clear()
-      self._ticker = threading.Thread(
-        target=self._tick, args=[self._bar], daemon=True
-      )
-      self._ticker.start()
 
   @contextlib.contextmanager
   def phase(self, name: str, round_num: int) -> Iterator[None]:
     """Shows a phase, and announces it if it takes long the first time."""
-    self.progress.enter(name, round_num)
     about = ''
-    if name == training_types.EVALUATING and not self.progress.num_evaluations:
-      settings = self.progress.settings or training_types.Settings()
+    if name == training_types.EVALUATING and not self._has_evaluated:
+      settings = self._settings or training_types.Settings()
       about = f'Evaluating on {settings.evaluated_on} ...'
+      self._has_evaluated = True
     elif name == training_types.EXPORTING:
-      left = self.progress.phase_left()
-      takes = '' if left is None else f', about {format_left(left)}'
-      about = f'Exporting the model of round {round_num}{takes} ...'
+      about = f'Exporting the model of round {round_num} ...'
+    elif self._bar is not None and name != training_types.ROUND:
+      self._bar.set_postfix_str(name)
     timer = threading.Timer(_LONG_SECS, self.say, [about])
     # A program that ends does not wait for it.
     timer.daemon = True
@@ -476,12 +362,10 @@ class Console:
       yield
     finally:
       timer.cancel()
-      self.progress.leave()
 
   def round_done(self, report: training_types.RoundReport) -> None:
     """Moves the bar, or prints a line."""
-    self.progress.round_done(report)
-    settings = self.progress.settings
+    settings = self._settings
     if settings is None or self._shown == 'none':
       return
     if not self._has_explained and any(
@@ -497,38 +381,35 @@ class Console:
         round_name(report.round_num, settings), refresh=False
       )
       # A bar has less room than a line.
-      self._figures = [f for f in figures(report) if not f.startswith('server')]
-      self._show_postfix(self._bar)
+      shown = [f for f in figures(report) if not f.startswith('server')]
+      self._bar.set_postfix_str(' '.join(shown), refresh=False)
       self._bar.update()
     else:
-      left = self.progress.seconds_left()
+      left = self._seconds_left(report.round_num, settings)
       self._print(round_line(report, settings, left))
 
   def end(self) -> None:
     """Ends the bar."""
-    self._ends.set()
-    if self._ticker is not None:
-      self._ticker.join()
     if self._bar is not None:
       self._bar.close()
       self._bar = None
 
-  def _tick(self, bar: tqdm.tqdm) -> None:
-    """Keeps the bar's times up to date during long rounds."""
-    while not self._ends.wait(1):
-      self._show_postfix(bar)
-      bar.refresh()
-
-  def _show_postfix(self, bar: tqdm.tqdm) -> None:
-    """Shows the time left, and the phase or the last figures."""
-    left, phase = self.progress.seconds_left(), self.progress.phase
-    parts = [] if left is None else [f'{format_left(left)} left']
-    if phase in (training_types.EVALUATING, training_types.SAVING):
-      takes = self.progress.phase_left()
-      parts.append(phase if takes is None else f'{phase} {format_left(takes)}')
-    elif self._figures:
-      parts.append(' '.join(self._figures))
-    bar.set_postfix_str(', '.join(parts), refresh=False)
+  def _seconds_left(
+    self, round_num: int, settings: training_types.Settings
+  ) -> float | None:
+    """Estimates the rest of the rounds, or of pre-training."""
+    now, before = time.monotonic(), self._last
+    self._last = now
+    if before is not None:
+      self._seconds.append(now - before)
+    last = 0 if round_num < 1 else settings.total_rounds
+    if round_num == 0:  # Other computations follow pre-training.
+      self._seconds.clear()
+      self._last = None
+    if not self._seconds:
+      return None
+    mean = sum(self._seconds) / len(self._seconds)
+    return mean * (last - round_num)
 
   def _print(self, text: str) -> None:
     if self._bar is not None:

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 from tff_fssl import metrics as metrics_lib
 
 # What a run is doing.
-STARTING = 'starting'
-PRETRAINING = 'pre-training'
 ROUND = 'round'
 EVALUATING = 'evaluating'
 SAVING = 'saving'
 EXPORTING = 'exporting'
-PHASES = (STARTING, PRETRAINING, ROUND, EVALUATING, SAVING, EXPORTING)
+PHASES = (ROUND, EVALUATING, SAVING, EXPORTING)
 NON_FINITE = f'{metrics_lib.CLIENTS}/num_non_finite_clients'
 REJECTED = f'{metrics_lib.CLIENTS}/num_rejected_clients'
 _SERVER_NON_FINITE = 'finalizer/server_non_finite'
