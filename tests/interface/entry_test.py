@@ -24,7 +24,7 @@ class _Own(base.Algorithm):
 
 
 def test_an_entry_is_read_from_the_class():
-  entry = entry_lib.Algorithm.describe(_Own)
+  entry = entry_lib.Entry.describe(_Own)
   assert entry.name == 'own'
   assert entry.summary == (
     "An algorithm of one's own, whose summary has two lines."
@@ -40,7 +40,7 @@ def test_wrong_values_are_a_mistake_of_the_entry():
     round_defaults = {'client_epochs': -3}
 
   with pytest.raises(TypeError, match="entry 'own' has a wrong value"):
-    entry_lib.Algorithm.describe(Wrong)
+    entry_lib.Entry.describe(Wrong)
 
 
 def test_configured_algorithms_have_the_rounds_given():

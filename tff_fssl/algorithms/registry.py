@@ -24,8 +24,8 @@ from tff_fssl.algorithms import uda
 from tff_fssl.interface import base
 from tff_fssl.interface import entry
 
-Algorithm = entry.Algorithm
-REGISTRY: dict[str, Algorithm] = {}
+Entry = entry.Entry
+REGISTRY: dict[str, Entry] = {}
 # The default of `--algorithm`.
 DEFAULT = fl2.Fl2.name
 
@@ -58,7 +58,7 @@ def register(algorithm: type[base.Algorithm]) -> None:
       f'{algorithm.__name__}: {known.hparams.__module__} already has an'
       f' algorithm of the name {algorithm.name!r}; give it another name'
     )
-  REGISTRY[algorithm.name] = Algorithm.describe(algorithm)
+  REGISTRY[algorithm.name] = Entry.describe(algorithm)
 
 
 for _algorithm in (

@@ -65,7 +65,7 @@ class Capabilities:
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithm:
+class Entry:
   """A registry entry.
 
   Attributes:
@@ -104,7 +104,7 @@ class Algorithm:
   flags_of: str = ''
 
   @classmethod
-  def describe(cls, algorithm: Any) -> Algorithm:
+  def describe(cls, algorithm: Any) -> Entry:
     """Makes the entry of a `base.Algorithm`."""
     # The first paragraph, without the details.
     docstring = inspect.cleandoc(algorithm.__doc__).partition('\n\n')[0]
@@ -159,11 +159,10 @@ class Algorithm:
   @property
   def predicts_otherwise(self) -> bool:
     """Tells whether the server predicts by more than the model's weights."""
-    # `base` imports this module, so that its class is found by its name.
+    # The last class before `object`: `base` imports this module.
+    base = self.hparams.__mro__[-2]
     return any(
       getattr(self.hparams, name) is not getattr(base, name)
-      for base in self.hparams.__mro__
-      if base.__name__ == 'Algorithm'
       for name in ('prediction', 'predicting_weights', 'other_predictions')
     )
 

@@ -67,7 +67,7 @@ def algorithms_main(_: main_lib.NoHparams, parsed: flags.ParsedFlags) -> None:
   console.show(_page(registry.REGISTRY[names[0]]))
 
 
-def _refusal(entry: registry.Algorithm, asked: str) -> str:
+def _refusal(entry: registry.Entry, asked: str) -> str:
   """Finds why `asked` is refused for an algorithm, or '' if it is not."""
   scenarios = entry.trains_clients or entry.scenarios
   try:
@@ -129,7 +129,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
   return lines
 
 
-def _page(entry: registry.Algorithm) -> str:
+def _page(entry: registry.Entry) -> str:
   """Explains an algorithm: source, flags, files and deployment."""
   group = config_lib.own_group(entry)
   lines = [_docstring(entry.hparams.__module__)]
@@ -174,7 +174,7 @@ def _configs(name: str) -> list[str]:
   ]
 
 
-def _client_state(entry: registry.Algorithm) -> str:
+def _client_state(entry: registry.Entry) -> str:
   """Says whether the server keeps something of each client."""
   can = entry.capabilities
   if not can.keeps_client_state(entry.hparams()):
@@ -185,7 +185,7 @@ def _client_state(entry: registry.Algorithm) -> str:
   return kept
 
 
-def _deployment(entry: registry.Algorithm) -> dict[str, str]:
+def _deployment(entry: registry.Entry) -> dict[str, str]:
   """Lists the needs of a deployment and its options."""
   can = entry.capabilities
   rows = {

@@ -53,7 +53,7 @@ def fields() -> dict[str, dataclasses.Field[Any]]:
   }
 
 
-def own_group(entry: registry.Algorithm) -> flags.Group:
+def own_group(entry: registry.Entry) -> flags.Group:
   """Returns the flags of an algorithm."""
   others = [
     other.name

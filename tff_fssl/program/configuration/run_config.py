@@ -40,7 +40,7 @@ class Config:
   info: data_names.DataSetInfo
 
   @property
-  def entry(self) -> registry.Algorithm:
+  def entry(self) -> registry.Entry:
     """Returns the algorithm's registry entry."""
     return registry.REGISTRY[self.run.algorithm]
 
