@@ -10,7 +10,7 @@ import collections
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
@@ -27,22 +27,49 @@ from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import messages
 from tff_fssl.rounds import screen as screen_lib
 
-# (state of the process, a client's data, round number) -> the first non-finite
-# tensor.
-FindNonFinite = Callable[
-  [Any, tf.data.Dataset, int],
-  non_finite.NonFinite | None,
-]
-# (state of the process, a client's data, round number) -> why the server
-# rejects what the client sends, or None.
-FindRejected = Callable[[Any, tf.data.Dataset, int], 'str | None']
-# (state of the process, a client's data, round number) -> the client's model.
-LocalModel = Callable[[Any, tf.data.Dataset, int], server_model.ServerModel]
-# (a client's model, its images) -> the model with statistics of the images.
-OwnStatistics = Callable[
-  [server_model.ServerModel, tf.Tensor],
-  server_model.ServerModel,
-]
+
+class FindNonFinite(Protocol):
+  """A repetition of a client's work that looks at every tensor."""
+
+  def __call__(
+    self, state: Any, dataset: tf.data.Dataset, round_num: int, /
+  ) -> non_finite.NonFinite | None:
+    """Finds the first tensor that is not finite.
+
+    Args:
+      state: The state of the process before the round.
+      dataset: The client's data, as a round gets them.
+      round_num: The round.
+    """
+
+
+class FindRejected(Protocol):
+  """A repetition of a client's work, of which the upload is checked."""
+
+  def __call__(
+    self, state: Any, dataset: tf.data.Dataset, round_num: int, /
+  ) -> str | None:
+    """Says why the server rejects the upload, or None. See `FindNonFinite`."""
+
+
+class LocalModel(Protocol):
+  """A repetition of a client's work, of which the model is kept."""
+
+  def __call__(
+    self, state: Any, dataset: tf.data.Dataset, round_num: int, /
+  ) -> server_model.ServerModel:
+    """Trains the client's model. See `FindNonFinite`."""
+
+
+class OwnStatistics(Protocol):
+  """The statistics of static batch norm of one client."""
+
+  def __call__(
+    self, model: server_model.ServerModel, images: tf.Tensor, /
+  ) -> server_model.ServerModel:
+    """Returns a client's model with the statistics of its images."""
+
+
 # (update and weight, report): a client's upload.
 _Upload = tuple[
   tff.learning.templates.ClientResult, collections.OrderedDict[str, Any]

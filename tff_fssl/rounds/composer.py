@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 import warnings
 
 import numpy as np
@@ -114,16 +114,61 @@ class FsslProcess(tff.learning.templates.LearningProcess):
     return range(self.first_round, total_rounds + 1)
 
 
-# (model before the round, message@CLIENTS, model, D*@CLIENTS) ->
-# OrderedDict(result=model, measurements)@SERVER.
-LastPhase = Callable[
-  [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
-]
-# (the model before a discarded round, round number) -> that after it.
-Discard = Callable[[ServerModel, tf.Tensor], ServerModel]
-# (distributor's state, rows@SERVER, model, whether the round counts) ->
-# (state, metrics)@SERVER.
-EndRound = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]
+class LastPhase(Protocol):
+  """A client phase that follows the finalizer, in a federated computation."""
+
+  def __call__(
+    self,
+    before: tff.Value,
+    message: tff.Value,
+    model: tff.Value,
+    data: tff.Value,
+    /,
+  ) -> Mapping[str, tff.Value]:
+    """Builds the phase.
+
+    Args:
+      before: The model before the round, at the server.
+      message: The message, at the clients.
+      model: The model that the finalizer made, at the server.
+      data: The clients' data.
+
+    Returns:
+      OrderedDict(result=model, measurements), at the server.
+    """
+
+
+class Discard(Protocol):
+  """The changes that a discarded round makes in the model."""
+
+  def __call__(
+    self, model: ServerModel, round_num: tf.Tensor, /
+  ) -> ServerModel:
+    """Changes the model from before the round, in a TensorFlow computation."""
+
+
+class EndRound(Protocol):
+  """The end of a round for the distributor, in a federated computation."""
+
+  def __call__(
+    self,
+    state: tff.Value,
+    rows: tff.Value,
+    model: tff.Value,
+    counts: tff.Value,
+    /,
+  ) -> tff.Value:
+    """Adds the clients' rows to the distributor's state, all at the server.
+
+    Args:
+      state: The distributor's state.
+      rows: The rows of the clients.
+      model: The model after the round.
+      counts: Whether the round counts.
+
+    Returns:
+      (state, metrics).
+    """
 
 
 def compose_fssl_process(

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import struct
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from absl import logging
 import numpy as np
@@ -23,17 +23,26 @@ _FORMAT = '<qq'
 # The most characters of a message about a client whose data cannot be used.
 _MAX_REASON = 200
 
-# (round_num, client_id, slot) -> the client's data, in a form the runtime
-# accepts.
-MakeClient = Callable[[int, int, int], Any]
 
-# (round_num, client_id) -> (labelled, unlabelled) examples, as
-# `clients.make_example` takes them.
-LoadClient = Callable[[int, int], tuple[Any, Any]]
+class MakeClient(Protocol):
+  """The data of a cohort's clients."""
 
-# (round_num, client_id, reason): called once for each client that is excluded
-# from a round. An exception that it raises ends the round.
-OnFailure = Callable[[int, int, str], None]
+  def __call__(self, round_num: int, client_id: int, slot: int, /) -> Any:
+    """Makes a client's data, in a form that the runtime accepts."""
+
+
+class LoadClient(Protocol):
+  """The examples of clients."""
+
+  def __call__(self, round_num: int, client_id: int, /) -> tuple[Any, Any]:
+    """Loads labelled and unlabelled examples, for `clients.make_example`."""
+
+
+class OnFailure(Protocol):
+  """The answer to a client that is excluded from a round."""
+
+  def __call__(self, round_num: int, client_id: int, reason: str, /) -> None:
+    """Is called once for each. An exception that it raises ends the round."""
 
 
 class Cohort(list[Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tff_fssl import seeds
 from tff_fssl.interface import base
@@ -19,15 +19,33 @@ from tff_fssl.rounds import states as states_lib
 
 Momentum = tuple[tf.Tensor, ...]
 Sets = Mapping[str, Weights]
-# (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
-# weights of auxiliary networks), called inside a computation. The momentum is
-# that of copy 0 in the previous round, zeros in the first round. Auxiliary
-# networks start from the sets.
-ServerTraining = Callable[
-  [Weights, tf.Tensor, Momentum, int, Sets],
-  tuple[Weights, collections.OrderedDict[str, tf.Tensor], Momentum, Sets],
-]
 Restore = Callable[[Sequence[tf.Tensor]], tuple[tf.Tensor, ...]]
+
+
+class ServerTraining(Protocol):
+  """The server's training, inside a computation."""
+
+  def __call__(
+    self,
+    weights: Weights,
+    round_num: tf.Tensor,
+    momentum: Momentum,
+    copy: int,
+    sets: Sets,
+    /,
+  ) -> tuple[Weights, _Metrics, Momentum, Sets]:
+    """Trains.
+
+    Args:
+      weights: The model's.
+      round_num: The round.
+      momentum: That of copy 0 in the previous round, zeros in the first round.
+      copy: The number of the training, if the server trains several times.
+      sets: The weights from which auxiliary networks start.
+
+    Returns:
+      (weights, metrics, momentum, weights of auxiliary networks).
+    """
 
 
 _Metrics = collections.OrderedDict[str, tf.Tensor]
