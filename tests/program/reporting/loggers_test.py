@@ -226,6 +226,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     logger.log_file('curves.png', str(picture))
     logger.log_summary(2, {'last/round': 2})
     logger.finish(loggers.FINISHED, 120)
+    time.sleep(1)  # The names of offline runs have seconds.
   runs = sorted((tmp_path / 'tracking' / 'wandb').glob('offline-run-*'))
   with open(tmp_path / 'tracking' / 'wandb.json') as file:
     record = json.load(file)
