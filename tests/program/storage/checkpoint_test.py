@@ -212,3 +212,27 @@ def test_rows_of_others_are_refused(tmp_path):
   theirs.write(0, 1, _row(0, 1))
   with pytest.raises(hparams.UsageError, match='another run .*--seed=2'):
     mine.read(0, 1)
+
+
+def test_a_part_is_no_larger_than_the_file(tmp_path):
+  """A stranger's file takes no more memory than its size, whatever it says."""
+  path = tmp_path / 'round_1.ckpt'
+  checkpoint.write(str(path), {'a': np.zeros([0, 2], np.float32)})
+  np.testing.assert_equal(
+    checkpoint.read(str(path)), {'a': np.zeros([0, 2], np.float32)}
+  )
+  with zipfile.ZipFile(path) as archive:
+    header = archive.read('header.json')
+  vast = io.BytesIO()
+  np.lib.format.write_array_header_1_0(
+    vast, {'descr': '<f4', 'fortran_order': False, 'shape': (2**40,)}
+  )
+  for content, method in (
+    (vast.getvalue(), zipfile.ZIP_STORED),
+    (vast.getvalue() + bytes(10**6), zipfile.ZIP_DEFLATED),
+  ):
+    with zipfile.ZipFile(path, 'w') as archive:
+      archive.writestr('header.json', header)
+      archive.writestr('a.npy', content, method)
+    with pytest.raises(checkpoint.DamagedError):
+      checkpoint.read(str(path))

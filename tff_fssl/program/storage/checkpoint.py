@@ -23,6 +23,7 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
 import re
 from typing import Any
@@ -304,8 +305,7 @@ def read(path: str) -> dict[str, Any]:
     for name in archive.namelist():
       if name == _HEADER:
         continue
-      content = io.BytesIO(archive.read(name))
-      value = np.lib.format.read_array(content, allow_pickle=False)
+      value = _array(archive.read(name))
       leaf = name.removesuffix('.npy')
       kind = header.kinds.get(leaf)
       if kind == _BFLOAT16:
@@ -315,6 +315,19 @@ def read(path: str) -> dict[str, Any]:
         value = value.view(ml_dtypes.bfloat16)
       leaves[leaf] = value.tobytes() if kind == _BYTES else value
   return leaves
+
+
+def _array(content: bytes) -> np.ndarray:
+  """Reads an NPY file, which may state a size that it does not have."""
+  file = io.BytesIO(content)
+  if np.lib.format.read_magic(file) != (1, 0):
+    raise ValueError('not of NPY version 1.0')
+  shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+  # NumPy takes memory for all of it before it reads.
+  if math.prod(shape) * dtype.itemsize > len(content):
+    raise ValueError('an array is larger than its file')
+  file.seek(0)
+  return np.lib.format.read_array(file, allow_pickle=False)
 
 
 @contextlib.contextmanager
@@ -332,6 +345,9 @@ def _reading(path: str) -> Iterator[tuple[zipfile.ZipFile, Header]]:
           ' run with that version, or begin again with --restart'
         )
       with zipfile.ZipFile(file) as archive:
+        # Parts that are not compressed are no larger than the file.
+        if any(part.compress_type for part in archive.infolist()):
+          raise ValueError('compressed')
         fields = json.loads(archive.read(_HEADER))
         owner = Owner.decode(fields['owner'])
         name, written_as = os.path.basename(path), str(fields['name'])
@@ -342,7 +358,7 @@ def _reading(path: str) -> Iterator[tuple[zipfile.ZipFile, Header]]:
             ' again'
           )
         yield archive, Header(str(fields['tff_fssl']), owner, fields['kinds'])
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
       raise
     # NumPy, `zipfile` and decoders raise errors of many classes.
     except Exception as error:  # pylint: disable=broad-except
