@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import logging
 import math
 import os
 import queue
@@ -39,6 +40,8 @@ _SETTINGS = {
   'MLFLOW_DISABLE_TELEMETRY': 'true',
   'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '3',
   'MLFLOW_HTTP_REQUEST_TIMEOUT': '20',
+  'MLFLOW_LOGGING_LEVEL': 'ERROR',
+  'MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT': 'true',
   'WANDB_ERROR_REPORTING': 'false',
   'WANDB_SILENT': 'true',
 }
@@ -298,6 +301,8 @@ class TrackerLogger:
       raise TrackerError(reason) from error
 
   def _track(self, target: str, folder: str) -> None:
+    # It warns before each new attempt. The last failure is reported anyway.
+    logging.getLogger('urllib3').setLevel(logging.ERROR)
     try:
       trackers.track(target, folder, iter(self._calls.get, ()))
     except Exception as error:  # pylint: disable=broad-except
