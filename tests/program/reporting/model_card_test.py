@@ -67,6 +67,7 @@ def test_figures_are_those_of_the_run(subject):
   assert 'after round 12, the last round of its run.' in card
   rows = _rows(card)
   assert '1,437 for training, 360 for testing' in rows['examples']
+  assert 'every fifth of a class is for testing' in rows['note']
   assert '40 labelled at the server' in rows['of the training examples']
   assert '1,234 weights that train' in rows['network']
   assert rows['paper'] == 'Sohn et al., NeurIPS 2020'

@@ -170,9 +170,13 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
   )
   held = describe(subject.partition)
   held.pop('names', None)  # Client names may identify people.
+  # Notes on other sets begin with their folder.
+  is_file = config.run.dataset.startswith((*data_names.PATHS, data_names.HUB))
+  note = {'note': data.notes} if data.notes and not is_file else {}
   return {
     'examples': f'{training}{len(data.test):,} for testing:'
     f' {data.train.kind.noun} of {data_names.shape_text(data.example_shape)}',
+    **note,
     'scenario': config.round.scenario.replace('_', ' '),
     'division': held.pop('partition'),
     'of the training examples': held.pop('examples'),
