@@ -13,7 +13,6 @@ ROUND = 'round'
 EVALUATING = 'evaluating'
 SAVING = 'saving'
 EXPORTING = 'exporting'
-PHASES = (ROUND, EVALUATING, SAVING, EXPORTING)
 NON_FINITE = f'{metrics_lib.CLIENTS}/num_non_finite_clients'
 REJECTED = f'{metrics_lib.CLIENTS}/num_rejected_clients'
 _SERVER_NON_FINITE = 'finalizer/server_non_finite'
@@ -76,7 +75,7 @@ class Reporter(Protocol):
   def phase(
     self, name: str, round_num: int
   ) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context manager around one of `PHASES`."""
+    """Returns a context manager around a phase."""
 
   def round_done(self, report: RoundReport) -> None:
     """Reports that a round is finished and its metrics released."""

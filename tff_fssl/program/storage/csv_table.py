@@ -57,10 +57,14 @@ def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
   Raises:
     UsageError: If the file cannot be read or is damaged.
   """
+  return _read(path)[:2]
+
+
+def _read(path: str) -> tuple[list[str], list[dict[str, str]], bytes]:
+  """Returns (columns, rows, what a kill has left of a further row)."""
   if not os.path.lexists(path):
-    return [], []
-  # The rest after the last line feed is a torn row, or empty.
-  content = files.read_bytes(path).rpartition(b'\n')[0]
+    return [], [], b''
+  content, _, torn = files.read_bytes(path).rpartition(b'\n')
   try:
     columns, *lines = csv.reader(content.decode().split('\n'), strict=True)
     rows = [dict(zip(columns, line, strict=True)) for line in lines]
@@ -74,7 +78,7 @@ def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
       f' ({files.first_line(error)}); restore it, or move it away (the'
       " run's checkpoints do not need it)"
     ) from error
-  return columns, rows
+  return columns, rows, torn
 
 
 def last_key(path: str) -> int | None:
@@ -131,8 +135,8 @@ class CsvTable:
     """
     self.path = path
     self.last_key: int | None = None
-    self.columns, rows = read(path)
-    if not self.columns or not files.read_bytes(path).endswith(b'\n'):
+    self.columns, rows, torn = _read(path)
+    if torn or not self.columns:
       self.columns = self.columns or [KEY]
       self._rewrite(rows)
     elif rows:
