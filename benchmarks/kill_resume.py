@@ -45,12 +45,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import faulty_disk
 import tqdm
 
+from tff_fssl.program import checkpoint
 from tff_fssl.program import console
-from tff_fssl.program.commands import main as main_lib
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import csv_table
+from tff_fssl.program import main as main_lib
+from tff_fssl.program import output_tree
+from tff_fssl.program import train_main
 
 _FLAGS = (
   '--dataset=digits',
@@ -74,9 +74,9 @@ _IMPORTED = (
   'matplotlib.pyplot',
   'sklearn.datasets',
   'tensorflow_federated',
-  'tff_fssl.program.loop.experiment',
-  'tff_fssl.program.loop.export',
-  'tff_fssl.program.loop.training',
+  'tff_fssl.program.experiment',
+  'tff_fssl.program.export',
+  'tff_fssl.program.training',
   'tff_fssl.runtime',
 )
 _SEED, _NUM_MOMENTS = 0, 20

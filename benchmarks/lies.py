@@ -244,9 +244,9 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
 
   from tff_fssl import runtime
   from tff_fssl.data import clients
-  from tff_fssl.program.configuration import config as config_lib
-  from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.reporting import managers
+  from tff_fssl.program import config as config_lib
+  from tff_fssl.program import experiment as experiment_lib
+  from tff_fssl.program import managers
 
   config = config_lib.parse_config(argv)
   tff.framework.set_default_context(runtime.build_context())

@@ -190,9 +190,9 @@ def run_ours(take_turn, runtime_name: str) -> None:
 
   from tff_fssl import runtime
   from tff_fssl.program import console
-  from tff_fssl.program.loop import training
-  from tff_fssl.program.reporting import managers
-  from tff_fssl.program.storage import csv_table
+  from tff_fssl.program import csv_table
+  from tff_fssl.program import managers
+  from tff_fssl.program import training
 
   process, source = build_ours()
   stop = training_types.StopRequest()

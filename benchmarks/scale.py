@@ -38,7 +38,7 @@ from typing import Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program import main as main_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SECTIONS = ('cohort', 'population', 'natural', 'rounds', 'start', 'uploads')
@@ -82,8 +82,8 @@ def build_task(
 
   from tff_fssl.data import partition_draw
   from tff_fssl.data import sources
-  from tff_fssl.program.configuration import config as config_lib
-  from tff_fssl.program.loop import experiment
+  from tff_fssl.program import config as config_lib
+  from tff_fssl.program import experiment
 
   config = config_lib.parse_config(
     ['--model=cnn', f'--dataset={dataset}', '--client_epochs=1', *flags]
@@ -129,7 +129,7 @@ def measure_cohort(size: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program.loop import experiment
+  from tff_fssl.program import experiment
 
   tff.framework.set_default_context(runtime.build_context())
   task, _ = build_task('cifar10', _COHORT_POPULATION, _COHORT_IMAGES)
@@ -163,7 +163,7 @@ def measure_population(size: int) -> dict[str, float]:
 
   from tff_fssl import runtime
   from tff_fssl.data import partition as partition_lib
-  from tff_fssl.program.loop import experiment
+  from tff_fssl.program import experiment
 
   tff.framework.set_default_context(runtime.build_context())
   before = memory('VmRSS')
@@ -215,8 +215,8 @@ def measure_natural(num_owners: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program.configuration import config as config_lib
-  from tff_fssl.program.loop import experiment
+  from tff_fssl.program import config as config_lib
+  from tff_fssl.program import experiment
 
   del num_owners  # They are in the folder.
   folder = os.environ[_FOLDER]
@@ -276,8 +276,8 @@ def measure_uploads(remembered: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program.loop import experiment
-  from tff_fssl.program.storage import checkpoint
+  from tff_fssl.program import checkpoint
+  from tff_fssl.program import experiment
 
   tff.framework.set_default_context(runtime.build_context())
   task, _ = build_task(

@@ -22,7 +22,7 @@ from tff_fssl.interface import base
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import names as model_names
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.commands import cli
+from tff_fssl.program import cli
 from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import pseudo_labels
 

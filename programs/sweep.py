@@ -10,7 +10,7 @@ from tff_fssl import this_python
 if __name__ == '__main__':
   this_python.check()
 
-  from tff_fssl.program.commands import main
-  from tff_fssl.program.commands import sweep_main
+  from tff_fssl.program import main
+  from tff_fssl.program import sweep_main
 
   main.start(sweep_main.sweep_main)

@@ -10,7 +10,7 @@ from tff_fssl import this_python
 if __name__ == '__main__':
   this_python.check()
 
-  from tff_fssl.program.commands import main
-  from tff_fssl.program.commands import train_main
+  from tff_fssl.program import main
+  from tff_fssl.program import train_main
 
   main.start(train_main.train_main)

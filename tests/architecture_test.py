@@ -1,6 +1,7 @@
 """The layers and the rules of code, held by the syntax trees of the sources."""
 
 import ast
+import graphlib
 import io
 import tokenize
 
@@ -21,15 +22,6 @@ _LAYERS = (
   ('rounds', 'algorithms'),
   ('program',),
   ('programs',),
-)
-# The rooms of `program`, likewise. What stands beside them, any may import.
-_ROOMS = (
-  'configuration',
-  'storage',
-  'reporting',
-  'loop',
-  'deploy',
-  'commands',
 )
 _RANK = {name: rank for rank, names in enumerate(_LAYERS) for name in names}
 _WITHOUT_FEDERATED = (
@@ -133,22 +125,24 @@ def test_layers_import_from_the_left_only(tree):
   assert not wrong
 
 
-def _room(module):
-  parts = module.split('.')
-  return parts[2] if 'program' in parts[:2] and len(parts) > 3 else None
-
-
-def test_rooms_import_from_the_left_only(tree):
-  ranks = {room: rank for rank, room in enumerate(_ROOMS)}
-  wrong = [
-    f'{source.path} imports {module}'
+def test_no_modules_of_the_program_import_each_other(tree):
+  """Counts imports within functions, too."""
+  above = {
+    source.module: {m for m in tree.imports(source) if m in tree.sources}
     for source in _package_sources(tree)
     if _layer(source.module) == 'program'
-    for module in tree.imports(source)
-    if module in tree.sources
-    and ranks.get(_room(module), -1) > ranks.get(_room(source.module), -1)
-  ]
-  assert not wrong
+  }
+  try:
+    graphlib.TopologicalSorter(above).prepare()
+  except graphlib.CycleError as e:
+    pytest.fail(' -> '.join(e.args[1]))
+
+
+def test_only_its_command_knows_the_federation(tree):
+  for source in _package_sources(tree):
+    if '/program/deploy' not in source.path:
+      deploy = [m for m in tree.imports(source) if '.program.deploy.' in m]
+      assert not deploy, source.path
 
 
 def test_every_package_is_a_layer(tree):
@@ -264,7 +258,7 @@ def test_what_is_printed_is_cleaned(tree):
   """`console.show` escapes what a name in a file may hold."""
   allowed = {
     'tff_fssl.program.console',
-    'tff_fssl.program.commands.main',  # To standard error, cleaned.
+    'tff_fssl.program.main',  # To standard error, cleaned.
   }
   found = {
     source.module

@@ -19,7 +19,7 @@ import pytest
 
 import tff_fssl  # noqa: F401  # Before tensorflow_federated: see `bridge`.
 
-# As programs do, see `program.commands.main`.
+# As programs do, see `program.main`.
 gc.set_threshold(20_000)
 
 hypothesis.settings.register_profile(

@@ -13,8 +13,8 @@ import site_reference
 from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.configuration import config
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import config
+from tff_fssl.program import output_tree
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _PAGES = sorted(
@@ -263,7 +263,7 @@ _RUN_BY = {
   'docs/own_data.md': 'data/own_data_page_test.py',
   'docs/participation.md': 'docs_test.py',
   'docs/runtimes.md': 'docs_test.py',
-  'docs/tracking.md': 'program/reporting/loggers_test.py',
+  'docs/tracking.md': 'program/loggers_test.py',
 }
 
 

@@ -46,7 +46,7 @@ def test_the_import_is_cheap():
     ('import tff_fssl', {'TF_CPP_MIN_LOG_LEVEL': '1'}, '1'),
     # What --verbose calls.
     (
-      'from tff_fssl.program.commands import main; main.quiet(True)',
+      'from tff_fssl.program import main; main.quiet(True)',
       {},
       'None',
     ),

@@ -9,10 +9,10 @@ import pytest
 
 from tff_fssl.algorithms import registry
 from tff_fssl.interface import round_hparams
+from tff_fssl.program import config
 from tff_fssl.program import console
-from tff_fssl.program.configuration import config
-from tff_fssl.program.loop import messages
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import messages
+from tff_fssl.program import output_tree
 
 _PLACES = {
   'server': round_hparams.LABELS_AT_SERVER,

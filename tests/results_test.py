@@ -9,7 +9,7 @@ from scipy import stats
 import written_runs
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.reporting import compare
+from tff_fssl.program import compare
 
 _MAX_WORDS = 1200
 _MAX_WORDS_OF_ALL = 5000

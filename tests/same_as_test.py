@@ -9,7 +9,7 @@ import same_as
 
 from tff_fssl.algorithms import registry
 from tff_fssl.models import networks
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 
 
 def test_every_algorithm_and_scenario_is_run():

@@ -5,7 +5,7 @@ import re
 import site_reference
 
 import tff_fssl
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 
 
 def test_the_navigation_has_every_page_once(repository):

@@ -79,9 +79,9 @@ _EXPORTED = {
   'ParticipationHparams': 'tff_fssl.rounds.participation_hparams',
   'build_data_source': 'tff_fssl.rounds.sampling',
   'runtime': 'tff_fssl.runtime',
-  'training': 'tff_fssl.program.loop.training',
-  'OutsideRows': 'tff_fssl.program.storage.checkpoint',
-  'RowFiles': 'tff_fssl.program.storage.checkpoint',
+  'training': 'tff_fssl.program.training',
+  'OutsideRows': 'tff_fssl.program.checkpoint',
+  'RowFiles': 'tff_fssl.program.checkpoint',
   # Evaluation and deployment.
   'build_evaluate_fn': 'tff_fssl.models.evaluate',
   'build_evaluation_process': 'tff_fssl.rounds.federated_evaluation',

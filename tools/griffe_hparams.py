@@ -10,7 +10,7 @@ from typing import Any
 import griffe
 
 from tff_fssl import hparams
-from tff_fssl.program.configuration import usage
+from tff_fssl.program import usage
 
 _MAKERS = ('hparam', 'borrow')
 

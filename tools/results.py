@@ -29,10 +29,10 @@ import numpy as np
 
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.reporting import compare
-from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import exported
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import compare
+from tff_fssl.program import exported
+from tff_fssl.program import output_tree
+from tff_fssl.program import runs as runs_lib
 
 PAGES = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'results'
 _DATA = 'data'

@@ -169,7 +169,10 @@ _FURTHER = (
 _VALUES = """
 import os, sys
 import numpy as np
-from tff_fssl.program.storage import checkpoint
+try:
+  from tff_fssl.program import checkpoint
+except ImportError:  # Before 0.6.0.
+  from tff_fssl.program.storage import checkpoint
 
 folder, path_of_values = sys.argv[1:]
 found = {}

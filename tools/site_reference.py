@@ -10,9 +10,9 @@ from unittest import mock
 
 import tff_fssl
 from tff_fssl import hparams
-from tff_fssl.program.commands import cli
-from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program import cli
+from tff_fssl.program import flags
+from tff_fssl.program import usage
 
 _PACKAGE = pathlib.Path(tff_fssl.__file__)
 # Modules among the exported names: their public functions are shown, too.
@@ -103,7 +103,7 @@ def flags_page() -> str:
 
 def _groups(program: str) -> list[flags.Group]:
   """Returns the groups that `programs/PROGRAM.py --help` shows."""
-  module = importlib.import_module(f'tff_fssl.program.commands.{program}_main')
+  module = importlib.import_module(f'tff_fssl.program.{program}_main')
   main: Callable[[Sequence[str]], int] = getattr(module, f'{program}_main')
   seen: list[flags.Group] = []
 

@@ -11,8 +11,8 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.program import managers
 from tff_fssl.program import training_types
-from tff_fssl.program.reporting import managers
 
 _SERVER = 'labels_at_server'
 _NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')

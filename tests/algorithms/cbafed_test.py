@@ -17,7 +17,7 @@ from tff_fssl.interface import base
 from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.semisup import thresholds
 

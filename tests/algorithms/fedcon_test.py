@@ -14,7 +14,7 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import fedcon
 from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams
-from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program import config as config_lib
 from tff_fssl.rounds import compute
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.semisup import losses

@@ -13,8 +13,8 @@ from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
-from tff_fssl.program.configuration import config
-from tff_fssl.program.storage import checkpoint
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config
 from tff_fssl.rounds import process as process_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS

@@ -21,7 +21,7 @@ from tff_fssl.interface import groups as groups_lib
 from tff_fssl.interface import round_hparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program import config as config_lib
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import screen as screen_lib
 

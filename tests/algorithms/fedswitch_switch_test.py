@@ -17,7 +17,7 @@ from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 
 _SERVER = tiny_rounds.SERVER
 _LOG_3 = math.log(3)

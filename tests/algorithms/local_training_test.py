@@ -21,11 +21,11 @@ from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.commands import evaluate_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import config
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import train_main
 from tff_fssl.rounds import process as process_lib
 
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS

@@ -6,8 +6,8 @@ import pytest
 import tiny_task
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.program import managers
 from tff_fssl.program import training_types
-from tff_fssl.program.reporting import managers
 from tff_fssl.rounds import sampling
 
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'

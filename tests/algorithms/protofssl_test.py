@@ -25,7 +25,7 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import model_fns
 from tff_fssl.models import networks
 from tff_fssl.models.weights import Weights
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib

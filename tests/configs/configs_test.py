@@ -18,13 +18,13 @@ import tiny_vectors
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.data import names as data_names
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import flags
-from tff_fssl.program.loop import experiment
-from tff_fssl.program.reporting import papers
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import experiment
+from tff_fssl.program import flags
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import papers
+from tff_fssl.program import train_main
 from tff_fssl.rounds import process as process_lib
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'configs'

@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import main
+from tff_fssl.program import train_main
 
 _FILES = sorted(
   (pathlib.Path(__file__).resolve().parents[2] / 'configs/text').glob('*.flags')

@@ -14,8 +14,8 @@ from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import folder
 from tff_fssl.data.sources import hub
-from tff_fssl.program.commands import data_main
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
+from tff_fssl.program import data_main
 
 _SPLITS = ('train', 'test')
 

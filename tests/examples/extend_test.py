@@ -11,15 +11,15 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.models import names as model_names
+from tff_fssl.program import cli
+from tff_fssl.program import compare_main
 from tff_fssl.program import console
-from tff_fssl.program.commands import cli
-from tff_fssl.program.commands import compare_main
-from tff_fssl.program.commands import evaluate_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import plot_main
-from tff_fssl.program.commands import report_main
-from tff_fssl.program.commands import runs_main
-from tff_fssl.program.commands import train_main
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import main
+from tff_fssl.program import plot_main
+from tff_fssl.program import report_main
+from tff_fssl.program import runs_main
+from tff_fssl.program import train_main
 
 _TABLES = (
   registry.REGISTRY,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 import os
 from typing import Any
 
-from tff_fssl.program.reporting import papers
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import csv_table
+from tff_fssl.program import output_tree
+from tff_fssl.program import papers
 
 
 def write(

@@ -4,9 +4,9 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import inputs
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program import csv_table
+from tff_fssl.program import inputs
+from tff_fssl.program import output_tree
 
 TRAIN = 'client_work/train'
 _SPLITS, _PARTS = ('training', 'validation', 'test'), ('images', 'labels')

@@ -15,14 +15,14 @@ import tree as tree_lib
 from tff_fssl.algorithms.fedmatch import upload_cache
 from tff_fssl.interface import exchange
 from tff_fssl.models.weights import Weights
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import csv_table
+from tff_fssl.program import managers
+from tff_fssl.program import output_tree
+from tff_fssl.program import summary
+from tff_fssl.program import training
 from tff_fssl.program import training_types
-from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import training
-from tff_fssl.program.reporting import managers
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
 
 State = tff.learning.templates.LearningAlgorithmState

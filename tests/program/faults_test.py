@@ -20,16 +20,16 @@ import pytest
 from tests.program import fakes
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.commands import compare_main
-from tff_fssl.program.commands import evaluate_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import plot_main
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import run_hparams
-from tff_fssl.program.loop import evaluation
-from tff_fssl.program.reporting import managers
-from tff_fssl.program.storage import checkpoint
+from tff_fssl.program import checkpoint
+from tff_fssl.program import compare_main
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
+from tff_fssl.program import main
+from tff_fssl.program import managers
+from tff_fssl.program import plot_main
+from tff_fssl.program import run_hparams
+from tff_fssl.program import train_main
 
 _PROGRAMS = {
   'train': train_main.train_main,

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import summary
+from tff_fssl.program import csv_table
+from tff_fssl.program import output_tree
+from tff_fssl.program import runs as runs_lib
+from tff_fssl.program import summary
 
 _FLAGS = (
   '--flagfile=configs/quickstart.flags',

@@ -20,18 +20,18 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tff_fssl.program.commands import evaluate_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import plot_main
-from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import experiment
-from tff_fssl.program.reporting import managers
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import exported
-from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import summary
-from tff_fssl.program.storage import warm_start
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import experiment
+from tff_fssl.program import exported
+from tff_fssl.program import main
+from tff_fssl.program import managers
+from tff_fssl.program import output_tree
+from tff_fssl.program import plot_main
+from tff_fssl.program import summary
+from tff_fssl.program import train_main
+from tff_fssl.program import warm_start
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _FLAGS = (

@@ -7,7 +7,7 @@ import tiny_rounds
 import tiny_task
 
 from tff_fssl import hparams
-from tff_fssl.program.configuration import config
+from tff_fssl.program import config
 from tff_fssl.rounds import process as process_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tff_fssl import hparams
+from tff_fssl.program import checkpoint
 from tff_fssl.program.deploy import deployment
-from tff_fssl.program.storage import checkpoint
 
 _DEPLOYED = deployment.Deployment(
   values={'aggregator': 'dp', 'seed': '4'},

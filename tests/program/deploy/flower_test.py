@@ -14,10 +14,10 @@ import pytest
 from tff_fssl.data import clients
 from tff_fssl.data import partition
 from tff_fssl.data import sources
-from tff_fssl.program.commands import deploy_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
+from tff_fssl.program import checkpoint
+from tff_fssl.program import csv_table
+from tff_fssl.program import deploy_main
+from tff_fssl.program import main
 
 _ALONE = pathlib.Path(fake_clients.__file__).with_name('serve_alone.py')
 _FLAGS = (

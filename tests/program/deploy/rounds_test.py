@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.program import checkpoint
 from tff_fssl.program import training_types
 from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import rounds
-from tff_fssl.program.storage import checkpoint
 from tff_fssl.rounds import participation
 from tff_fssl.rounds import sampling
 from tff_fssl.runtime import export

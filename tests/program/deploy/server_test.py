@@ -15,16 +15,16 @@ import tensorflow as tf
 from tff_fssl.data import clients
 from tff_fssl.data import partition
 from tff_fssl.data import sources
-from tff_fssl.program.commands import deploy_main
-from tff_fssl.program.commands import evaluate_main
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import train_main
+from tff_fssl.program import checkpoint
+from tff_fssl.program import csv_table
+from tff_fssl.program import deploy_main
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import train_main
 from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import rounds
 from tff_fssl.program.deploy import server
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
 
 _FLAGS = (
   '--algorithm=fixmatch',

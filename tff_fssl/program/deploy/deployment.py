@@ -13,7 +13,7 @@ import numpy as np
 
 from tff_fssl import files
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.program.storage import checkpoint
+from tff_fssl.program import checkpoint
 from tff_fssl.rounds import participation_hparams
 
 ParticipationHparams = participation_hparams.ParticipationHparams

@@ -31,15 +31,15 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate as evaluate_lib
 from tff_fssl.models import server_model
-from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import experiment as experiment_lib
+from tff_fssl.program import managers
+from tff_fssl.program import output_tree
+from tff_fssl.program import run_folder
+from tff_fssl.program import training
+from tff_fssl.program import warm_start
 from tff_fssl.program.deploy import deployment as deployment_lib
-from tff_fssl.program.loop import experiment as experiment_lib
-from tff_fssl.program.loop import run_folder
-from tff_fssl.program.loop import training
-from tff_fssl.program.reporting import managers
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import warm_start
 from tff_fssl.runtime import artefact
 from tff_fssl.runtime import export
 

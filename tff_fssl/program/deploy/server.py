@@ -18,14 +18,14 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
+from tff_fssl.program import checkpoint
 from tff_fssl.program import console
+from tff_fssl.program import csv_table
+from tff_fssl.program import output_tree
+from tff_fssl.program import summary
 from tff_fssl.program import training_types
 from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.program.deploy import rounds as rounds_lib
-from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import summary
 from tff_fssl.rounds import participation as participation_lib
 
 # The folder of the run in the server's folder, if no other is given.

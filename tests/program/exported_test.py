@@ -1,0 +1,125 @@
+import hashlib
+import json
+import os
+
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import exported
+
+
+def _export(folder, round_num=3, text='weights'):
+  """Writes what `export.export_model` does, without TensorFlow."""
+  new = exported.new_folder(str(folder))
+  os.makedirs(os.path.join(new, 'variables'))
+  for name in ('saved_model.pb', 'variables/variables.index', 'model.keras'):
+    with open(os.path.join(new, name), 'w') as file:
+      file.write(f'{text} {name}')
+  with open(os.path.join(new, 'about.json'), 'w') as file:
+    json.dump({'round': round_num}, file)
+  exported.write_manifest(new, round_num)
+  exported.replace(str(folder))
+  return str(folder)
+
+
+def test_a_whole_one(tmp_path):
+  folder = _export(tmp_path / 'model')
+  assert exported.problem(folder) == exported.problem(folder, 3) == ''
+  assert exported.problem(folder, 4) == 'it was exported after round 3'
+  assert exported.read_about(folder) == {'round': 3}
+  _export(tmp_path / 'model', 4, 'other')
+  assert exported.problem(folder, 4) == ''
+  assert os.listdir(tmp_path) == ['model']
+
+
+@pytest.mark.parametrize(
+  'name', ['saved_model.pb', 'variables/variables.index', 'model.keras',
+           'about.json', 'manifest.json']
+)  # fmt: skip
+@pytest.mark.parametrize('how', ['missing', 'torn', 'empty', 'folder', 'fifo'])
+def test_what_is_not_whole(name, how, tmp_path):
+  folder = _export(tmp_path / 'model')
+  path = os.path.join(folder, name)
+  if how in ('torn', 'empty'):
+    os.truncate(path, 5 if how == 'torn' else 0)
+  else:
+    os.unlink(path)
+  if how == 'folder':
+    os.mkdir(path)
+  if how == 'fifo':
+    os.mkfifo(path)
+  assert os.path.basename(name) in exported.problem(folder, 3)
+  # It is ours all the same, and repaired.
+  _export(tmp_path / 'model')
+  assert exported.problem(folder, 3) == ''
+
+
+@pytest.mark.parametrize(
+  'manifest',
+  ['[]', '{}', '{"format": 2}', '{"format": 1, "round": 3, "files": []}',
+   '{"format": 1, "round": 3, "files": {"../../x": {"size": 1}}}', '[' * 99999,
+   '{"format": 1, "round": Infinity, "files": {}}'],
+)  # fmt: skip
+def test_manifests_from_elsewhere(manifest, tmp_path):
+  folder = _export(tmp_path / 'model')
+  with open(os.path.join(folder, 'manifest.json'), 'w') as file:
+    file.write(manifest)
+  assert exported.problem(folder)
+
+
+@pytest.mark.parametrize(
+  'where', ['model', '.writing_model', '.replaced_model']
+)
+def test_the_files_of_others_are_neither_removed_nor_replaced(where, tmp_path):
+  folder = str(tmp_path / 'model')
+  (tmp_path / where).mkdir()
+  thesis = tmp_path / where / 'thesis.tex'
+  thesis.write_text('years of work')
+  for step in (exported.check_replaceable, exported.remove_leftovers):
+    with pytest.raises(UsageError, match='thesis.tex.*move it away'):
+      step(folder)
+  assert thesis.read_text() == 'years of work'
+
+
+def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path):
+  folder = _export(tmp_path / 'model')
+  (tmp_path / 'secret').write_text('s')
+  path = os.path.join(folder, exported.MANIFEST)
+  with open(path) as file:
+    manifest = json.load(file)
+  for name in ('variables/variables_temp/../../../secret', '../secret'):
+    digest = hashlib.sha256(b's').hexdigest()
+    manifest['files'][name] = {'size': 1, 'sha256': digest}
+    with open(path, 'w') as file:
+      json.dump(manifest, file)
+    assert 'secret' in exported.problem(folder)
+    del manifest['files'][name]
+
+
+def test_names_that_only_look_alike_are_left_alone(tmp_path):
+  for name in ('model.old', 'model.new'):
+    (tmp_path / name).write_text('mine')
+  folder = _export(tmp_path / 'model')
+  exported.remove_leftovers(folder)
+  assert sorted(os.listdir(tmp_path)) == ['model', 'model.new', 'model.old']
+
+
+@pytest.mark.parametrize(
+  'before, kept',
+  [
+    ([], []),
+    (['.writing_model'], []),  # Killed while it wrote the first one,
+    (['model', '.writing_model'], ['model']),  # or a later one,
+    # or between two renames,
+    (['.replaced_model', '.writing_model'], ['.replaced_model']),
+    (['.replaced_model', 'model'], ['model']),  # or before the last removal.
+  ],
+)
+def test_what_a_killed_export_left_is_put_right(before, kept, tmp_path):
+  for name in before:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'saved_model.pb').write_text(name)
+  exported.remove_leftovers(str(tmp_path / 'model'))
+  assert os.listdir(tmp_path) == ['model'] * len(kept)
+  for name in kept:
+    assert (tmp_path / 'model' / 'saved_model.pb').read_text() == name

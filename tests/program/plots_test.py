@@ -1,0 +1,176 @@
+from xml.etree import ElementTree
+
+from matplotlib import figure
+import numpy as np
+
+from tff_fssl import metrics
+from tff_fssl.program import csv_table
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import plot_main
+from tff_fssl.program import plots
+from tff_fssl.program import runs
+
+_TRAIN = 'client_work/train'
+
+
+def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
+  tree = output_tree.OutputTree(str(folder))
+  (folder / 'metrics').mkdir(parents=True)
+  values = {'algorithm': algorithm, 'seed': seed, 'output_dir': folder, **flags}
+  with open(tree.flags_file, 'w') as file:
+    file.writelines(f'--{name}={value}\n' for name, value in values.items())
+  train = csv_table.CsvTable(tree.train_csv)
+  evaluation = csv_table.CsvTable(tree.eval_csv)
+  for r in range(1, rounds + 1):
+    kept = np.nan if r == 1 else 0.1 * r
+    train.log(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
+    if r % 2 == 0:
+      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
+  return str(folder)
+
+
+def test_no_diagram_is_empty(tmp_path, monkeypatch):
+  """Three panels are in two rows: the fourth place stays blank."""
+  drawn = []
+  monkeypatch.setattr(
+    figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
+  )
+  path = _run(tmp_path / 'a', 0)
+  table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
+  table.log(5, {f'{_TRAIN}/loss_guess': 0.1})
+  (group,) = runs.group_runs([runs.read_run(path)])
+  assert len(plots.plot([group], str(tmp_path / 'x.png'))) == 3
+  assert [a.get_visible() for a in drawn[0].axes] == [True] * 3 + [False]
+
+
+def test_ticks_are_true():
+  for value, text in (
+    (0.025, '2.5%'),
+    (0.3 + 1e-17, '30%'),
+    (0.1 + 0.2, '30%'),
+    (1.0, '100%'),
+    (0.0001, '0.01%'),
+    (-0.0, '0%'),
+  ):
+    assert plots._percent(value).replace('-0%', '0%') == text
+
+
+def _group(algorithm, variant=''):
+  return runs.RunGroup(f'{algorithm} {variant}', (), algorithm, variant)
+
+
+def test_a_method_has_one_style_in_every_figure():
+  (alone,) = plots.styles([_group('fl2')])
+  first, second = plots.styles([_group('fixmatch'), _group('fl2')])
+  assert second == alone and first.color != alone.color
+  (variant,) = plots.styles([_group('fl2', 'rho=0.2')])
+  many = [_group('fl2', f'rho={i}') for i in range(8)]
+  styles = plots.styles([_group('fl2'), _group('fl2', 'rho=0.2'), *many])
+  assert styles[:2] == [alone, variant]
+  assert variant.marker == alone.marker
+  assert len({s.color for s in styles}) == len(styles)
+
+
+def test_bytes_and_hours(tmp_path, capsys):
+  path = tmp_path / 'a'
+  tree = output_tree.OutputTree(_run(path, 0))
+  train, timing = (
+    csv_table.CsvTable(p) for p in (tree.train_csv, tree.timing_csv)
+  )
+  train.truncate_after(0)
+  for r, clients in ((0, 0), (1, 5), (2, 5), (3, 5), (4, 5)):
+    train.log(
+      r,
+      {
+        f'{_TRAIN}/num_clients': clients,
+        f'{_TRAIN}/pseudo_label_ratio': 0.1 * r,
+        'communication/bytes_up_per_client': 10,
+        'communication/bytes_down_per_client': 30,
+      },
+    )
+    timing.log(r, {'seconds/round': 2 * r})
+  (group,) = runs.group_runs([runs.read_run(str(path))])
+  rounds, used = group.positions('bytes')
+  np.testing.assert_array_equal(rounds, range(5))
+  np.testing.assert_array_equal(used, [0, 200, 400, 600, 800])
+  np.testing.assert_array_equal(group.positions('hours')[1], [0, 2, 6, 12, 20])
+  x, mean, _ = plots._values(
+    group, metrics.Line('test/accuracy', '', '-'), 'hours'
+  )
+  np.testing.assert_allclose(x, np.array([6, 20]) / 3600)
+  np.testing.assert_allclose(mean, [0.2, 0.4])
+  for axis in ('bytes', 'hours'):
+    argv = [str(path), f'--x={axis}', f'--output={tmp_path / axis}.png']
+    assert main.run(plot_main.plot_main, argv) == 0
+  assert main.run(plot_main.plot_main, [str(path), '--x=miles']) == 2
+  other = _run(tmp_path / 'b', 0)
+  assert main.run(plot_main.plot_main, [other, '--x=hours']) == 2
+  assert 'nothing to draw over hours' in capsys.readouterr().err
+
+
+def test_lines_of_pages_are_not_pale(tmp_path):
+  paths = [
+    _run(tmp_path / str(i), 0, 'fixmatch', alpha=i / 10) for i in range(1, 13)
+  ]
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
+  pages = [style.color for style in plots.page_styles(groups)]
+  assert len(set(pages)) == len(groups)
+  for color in pages:
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    assert min(channels) + max(channels) <= 2 * 0.6 * 255
+
+
+def _draw(name, label='what', title='x'):
+  with plots.suit_page():
+    canvas = figure.Figure(figsize=(3, 2))
+    axes = canvas.subplots()
+    axes.plot([1, 2, 3], marker='o')
+    axes.plot([3, 2, 1], color='0.3')  # As in legends of `plots`.
+    axes.fill_between([0, 1, 2], [1, 2, 3])
+    axes.set_title(title)
+  return plots.render_svg(canvas, name, label)
+
+
+def test_text_has_the_color_of_the_page():
+  text = _draw('a')
+  assert 'currentColor' in text and '#010203' not in text
+  assert '#4c4c4c' not in text
+  assert '<text' in text and 'metadata' not in text
+
+
+def test_a_diagram_is_the_same_every_time_and_shares_no_id():
+  first, second = _draw('a'), _draw('b')
+  assert first == _draw('a')
+
+  def ids(text):
+    root = ElementTree.fromstring(text)
+    return [e.get('id') for e in root.iter() if e.get('id')]
+
+  assert len(ids(first)) == len(set(ids(first)))
+  assert not set(ids(first)) & set(ids(second))
+
+
+def test_control_characters_are_escaped():
+  text = _draw('a', title='a\x1b[31m\x01\u202eb\nc')
+  root = ElementTree.fromstring(text)
+  shown = {e.text for e in root.iter() if e.text}
+  assert {'a\\x1b[31m\\x01\\u202eb', 'c'} <= shown
+
+
+def test_references_lead_to_what_is_there():
+  root = ElementTree.fromstring(_draw('a'))
+  ids = {e.get('id') for e in root.iter()}
+  used = [e.get('href') for e in root.iter() if e.tag == 'use']
+  clips = [e.get('clip-path') for e in root.iter() if e.get('clip-path')]
+  assert used and clips
+  assert {href[1:] for href in used} <= ids
+  assert {clip[len('url(#') : -1] for clip in clips} <= ids
+
+
+def test_texts_are_texts():
+  text = _draw('a', label='a "<b>', title='$x <script>')
+  root = ElementTree.fromstring(text)
+  assert root.get('aria-label') == 'a "<b>' and root.get('role') == 'img'
+  assert '<script>' not in text
+  assert '$x <script>' in {e.text for e in root.iter() if e.text}

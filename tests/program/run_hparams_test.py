@@ -1,0 +1,31 @@
+import importlib.util
+
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import config
+from tff_fssl.program import run_hparams
+
+
+def _config(*argv):
+  return config.parse_config(argv)
+
+
+def test_trackers(monkeypatch):
+  assert run_hparams.parse_trackers('') == {}
+  assert run_hparams.parse_trackers('mlflow:http://h:1/x,wandb:me/it') == {
+    'mlflow': 'http://h:1/x',
+    'wandb': 'me/it',
+  }
+  # A password is not printed.
+  for text in (
+    'mlflow:https://me:secret@h',
+    'mlflow:postgresql://me:a/secret@h/db',
+    'mlflow:http://h?token=secret',
+  ):
+    with pytest.raises(UsageError) as error:
+      run_hparams.parse_trackers(text)
+    assert 'secret' not in str(error.value)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UsageError, match='W.* is not installed; `make setup-tr'):
+    _config('--track=wandb:it')

@@ -1,0 +1,576 @@
+"""Draws curves of runs, and figures of models, by matplotlib.
+
+Figures become PNG files, or parts of a page, whose text takes the page's colour
+and font.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import colorsys
+import contextlib
+import dataclasses
+import io
+from typing import Any
+from xml.etree import ElementTree
+import zlib
+
+import numpy as np
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl import metrics
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import catalogue
+from tff_fssl.program import predictions
+from tff_fssl.program import runs
+
+# What the horizontal axis can be: name -> (label, unit).
+X_AXES = {
+  'rounds': ('round', 1.0),
+  'bytes': ('communicated, GB', 1e9),
+  'hours': ('hours of training', 3600.0),
+}
+
+# An algorithm with default flags has the same colour in every figure. Its
+# variants (with other flags) have the same marker, but colours of their own.
+_ALGORITHMS = list(registry.REGISTRY)
+_NUM_COLORS = 20
+_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
+_MAX_MARKERS = 12
+# Classes with a tick.
+_MAX_CLASSES = 10
+# The most names of classes on an axis, and their length.
+_MAX_TICKS, _MAX_NAME = 20, 12
+_BLUE, _ORANGE = 'tab:blue', 'tab:orange'
+# Inches: on a phone, text is then about as large as it says, in points.
+_WIDTH = 3.7
+# The top of a legend below a diagram, as a part of the diagram's height.
+_LEGEND = -0.28
+# Of lines on a page that may be white or black.
+_MAX_LIGHTNESS = 0.58
+# What is drawn in these colours gets the colour of the page's text: the first
+# is drawn by `suit_page`, the second, '0.3', is that of legends.
+_TEXT = '#010203'
+_CURRENT = (_TEXT, '#4c4c4c')
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """The style of a group's curve.
+
+  Attributes:
+    color: Colour of its lines.
+    marker: Marker of its points.
+  """
+
+  color: str
+  marker: str
+
+
+def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
+  """Chooses each group's style by its algorithm and its flags.
+
+  Args:
+    groups: The groups in one figure.
+
+  Returns:
+    Their styles. The algorithm determines the marker and, with default flags,
+    the colour. The flags of a variant choose its colour. If that is taken, the
+    next free one is used.
+  """
+  # Variants keep clear of the colours of algorithms with defaults.
+  taken = {
+    _color(_place(group.algorithm)) for group in groups if not group.variant
+  }
+  result: list[Style] = []
+  for group in groups:
+    place = _place(group.algorithm)
+    color = _color(place)
+    if group.variant:
+      # Python's own hash differs from process to process.
+      start = zlib.crc32(group.variant.encode())
+      order = [_color(start + i) for i in range(_NUM_COLORS)]
+      color = next((c for c in order if c not in taken), order[0])
+      taken.add(color)
+    result.append(Style(color, _MARKERS[place % len(_MARKERS)]))
+  return result
+
+
+def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
+  """Darkens the pale colours of `styles`, so that thin lines are legible."""
+  from matplotlib import colors  # pylint: disable=import-outside-toplevel
+
+  result = []
+  for style in styles(groups):
+    hue, lightness, saturation = colorsys.rgb_to_hls(
+      *colors.to_rgb(style.color)
+    )
+    lightness = min(lightness, _MAX_LIGHTNESS)
+    color = colors.to_hex(colorsys.hls_to_rgb(hue, lightness, saturation))
+    result.append(dataclasses.replace(style, color=color))
+  return result
+
+
+def _place(algorithm: str) -> int:
+  """Finds an algorithm's place. Unregistered ones come last."""
+  known = algorithm in _ALGORITHMS
+  return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
+
+
+def _color(index: int) -> str:
+  """Returns the strong colours of `tab20`, then its light ones, in hex."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  index %= _NUM_COLORS
+  index = 2 * index if index < 10 else 2 * (index - 10) + 1
+  return matplotlib.colors.to_hex(matplotlib.colormaps['tab20'](index))
+
+
+def plot(
+  groups: Sequence[runs.RunGroup],
+  path: str,
+  x_axis: str = 'rounds',
+  words: Sequence[str] = (),
+) -> list[str]:
+  """Draws the curves of runs: a panel per quantity, a style per group.
+
+  Lines are means over seeds. Bands are the sample standard deviation.
+
+  Args:
+    groups: The groups that are drawn.
+    path: The PNG file.
+    x_axis: One of `X_AXES`: rounds, bytes that all clients have sent and
+      received so far, or hours that the rounds so far have taken.
+    words: Parts of titles, in any case. Only panels with one of them are drawn.
+      (): all panels.
+
+  Returns:
+    The titles of the panels that were drawn.
+
+  Raises:
+    UsageError: If there is nothing to draw.
+  """
+  # Slow to import. pylint: disable=import-outside-toplevel
+  from matplotlib import lines
+  from matplotlib import patches
+
+  panels = known_panels(groups, x_axis)
+  if not panels:
+    what = '' if x_axis == 'rounds' else f' over {x_axis}'
+    raise UsageError(f'the runs have nothing to draw{what} yet')
+  titles = [panel.title for panel in panels]
+  for word in words:
+    if not any(word.lower() in title.lower() for title in titles):
+      raise UsageError(
+        f'--diagrams: no diagram has {word!r} in its title; there are:'
+        f' {"; ".join(titles)}'
+      )
+  if words:
+    panels = [
+      panel
+      for panel in panels
+      if any(word.lower() in panel.title.lower() for word in words)
+    ]
+  num_columns = min(2, len(panels))
+  num_rows = -(-len(panels) // num_columns)
+  canvas, grid = new_figure(
+    5.5 * num_columns, 2.9 * num_rows + 0.5, num_rows, num_columns
+  )
+  axes = list(grid.flat)
+  group_styles = styles(groups)
+  has_band = False
+  for axis, panel in zip(axes, panels):
+    has_band |= _draw_panel(axis, panel, groups, group_styles, x_axis)
+  for axis in axes[len(panels) :]:
+    axis.set_visible(False)
+  handles: list[object] = [
+    lines.Line2D(
+      [], [], color=style.color, marker=style.marker, ms=4, label=group.label
+    )
+    for style, group in zip(group_styles, groups)
+  ]
+  if has_band:
+    handles.append(
+      patches.Patch(
+        color='0.5',
+        alpha=0.3,
+        lw=0,
+        label='line and band: mean ± 1 standard deviation over seeds',
+      )
+    )
+  canvas.legend(
+    handles=handles, loc='outside lower center', ncols=1, frameon=False
+  )
+  save_png(canvas, path)
+  return [panel.title for panel in panels]
+
+
+def known_panels(
+  groups: Sequence[runs.RunGroup], x_axis: str = 'rounds'
+) -> list[metrics.Panel]:
+  """Returns the diagrams, with those of their lines that a group has."""
+  panels = []
+  for panel in metrics.panels(catalogue.all_metrics()):
+    known = tuple(
+      line
+      for line in panel.lines
+      if any(_values(group, line, x_axis) is not None for group in groups)
+    )
+    if known:
+      panels.append(dataclasses.replace(panel, lines=known))
+  return panels
+
+
+def draw_alone(
+  panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
+) -> Any:
+  """Draws one diagram over rounds, without a title (the page has it).
+
+  Args:
+    panel: The diagram.
+    groups: The groups that are drawn, as `plot` does.
+    max_points: Of longer lines, so many evenly spaced points are drawn.
+
+  Returns:
+    The matplotlib figure.
+  """
+  canvas, axis = _small_figure()
+  _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
+  axis.set_title('')
+  if axis.get_legend() is not None:
+    canvas.subplots_adjust(bottom=0.32)
+  return canvas
+
+
+def _small_figure() -> tuple[Any, Any]:
+  """Makes one of a page's many figures: (figure, its axes)."""
+  canvas, axis = new_figure(_WIDTH, 2.2, adapts=False)
+  canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
+  axis.tick_params(labelsize=8)
+  return canvas, axis
+
+
+def draw_classes(group: runs.RunGroup, columns: Mapping[str, str]) -> Any:
+  """Draws a heat map of shares over rounds, a row for each class.
+
+  Args:
+    group: The group, drawn as means over its runs.
+    columns: Name of a class -> column with values, at least one.
+
+  Returns:
+    The matplotlib figure.
+  """
+  from matplotlib import ticker  # pylint: disable=import-outside-toplevel
+
+  curves = [group.curve(column) for column in columns.values()]
+  known = [(rounds, mean) for rounds, mean, _ in filter(None, curves)]
+  rounds = np.unique(np.concatenate([at for at, _ in known]))
+  # Rounds in which a class has no value stay blank.
+  values = np.full((len(known), len(rounds)), np.nan)
+  for row, (at, mean) in zip(values, known):
+    row[np.isin(rounds, at)] = mean
+  canvas, axis = _small_figure()
+  # As pixels: cells would be an element each.
+  image = axis.pcolormesh(
+    rounds, np.arange(len(values)), values, cmap='viridis', rasterized=True
+  )
+  step = -(-len(columns) // _MAX_CLASSES)
+  ticks = list(map(_short, columns))[::step]
+  axis.set_yticks(np.arange(len(columns))[::step], ticks)
+  # A part of the width for each character of the longest name.
+  canvas.subplots_adjust(left=0.13 + 0.018 * max(map(len, ticks)))
+  axis.set_xlabel(X_AXES['rounds'][0], fontsize=9)
+  axis.set_ylabel('class', fontsize=9)
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
+  bar = canvas.colorbar(image, ax=axis, format=ticker.FuncFormatter(_percent))
+  bar.ax.tick_params(labelsize=8)
+  return canvas
+
+
+def _values(
+  group: runs.RunGroup, line: metrics.Line, x_axis: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+  """Returns (x, mean, spread) of a line, or None if it is not known."""
+  values = group.curve(line.column)
+  if values is None or x_axis == 'rounds':
+    return values
+  positions = group.positions(x_axis)
+  if positions is None:
+    return None
+  rounds, mean, spread = values
+  common = np.isin(rounds, positions[0])
+  if not common.any():
+    return None
+  at = np.isin(positions[0], rounds)
+  return (
+    positions[1][at] / X_AXES[x_axis][1],
+    mean[common],
+    spread[common],
+  )
+
+
+def _draw_panel(
+  axis,
+  panel: metrics.Panel,
+  groups: Sequence[runs.RunGroup],
+  group_styles: Sequence[Style],
+  x_axis: str,
+  max_points: int = 10**9,
+) -> bool:
+  """Draws one diagram, and returns whether it has a band."""
+  from matplotlib import lines  # pylint: disable=import-outside-toplevel
+  from matplotlib import ticker  # pylint: disable=import-outside-toplevel
+
+  has_band = False
+  for style, group in zip(group_styles, groups):
+    for line in panel.lines:
+      values = _values(group, line, x_axis)
+      if values is None:
+        continue
+      step = -(-len(values[0]) // max_points)
+      # The last point is always there.
+      x, mean, spread = (v[::-1][::step][::-1] for v in values)
+      axis.plot(
+        x,
+        mean,
+        line.dashes,
+        color=style.color,
+        lw=1.4,
+        marker=style.marker,
+        ms=3,
+        markevery=-(-len(x) // _MAX_MARKERS),
+      )
+      if spread.any():
+        has_band = True
+        axis.fill_between(
+          x, mean - spread, mean + spread, color=style.color, alpha=0.18, lw=0
+        )
+  # The arrow says where better values are.
+  title = f'{panel.title} {metrics.ARROWS[panel.better]}'.rstrip()
+  axis.set_title(title, fontsize=10)
+  axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
+  axis.grid(alpha=0.3)
+  is_whole = x_axis == 'rounds'
+  # There is no round 2.5.
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=is_whole))
+  if panel.is_share:
+    low, high = axis.get_ylim()
+    # A band may reach beyond what a share can be.
+    low, high = max(low, -0.02), min(high, 1.02)
+    axis.set_ylim(low, high)
+    # Use as many decimals as the steps between the ticks have.
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
+  else:
+    # Offsets such as +1.2e3 above an axis are easily overlooked.
+    axis.ticklabel_format(axis='y', useOffset=False)
+  if len(panel.lines) > 1:
+    labels: dict[str, list[str]] = {}
+    for line in panel.lines:
+      labels.setdefault(line.dashes, []).append(line.label)
+    axis.legend(
+      handles=[
+        lines.Line2D([], [], color='0.3', ls=dashes, label=', '.join(names))
+        for dashes, names in labels.items()
+      ],
+      # Below the axis, where no data are.
+      loc='upper center',
+      bbox_to_anchor=(0.5, _LEGEND),
+      ncols=len(labels),
+      handlelength=1.5,
+      columnspacing=1.0,
+      fontsize=8,
+      frameon=False,
+    )
+  return has_band
+
+
+def _percent(value: float, position: int | None = None) -> str:
+  """Writes a tick's label exactly: '2.5%'."""
+  del position
+  # Ticks are sums of floats: 0.30000000000000004 is 30%.
+  return f'{float(f"{100 * value:.6g}"):g}%'
+
+
+def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
+  """Draws a confusion matrix, int [C, C], with a row for each true class."""
+  canvas, axes = new_figure(_WIDTH, 3.3)
+  num_classes = len(counts)
+  shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+  image = axes.imshow(
+    shares, vmin=0, vmax=1, cmap='viridis', interpolation='nearest'
+  )
+  step = -(-num_classes // _MAX_TICKS)
+  shown = np.arange(0, num_classes, step)
+  names = [_short(class_names[i]) for i in shown]
+  turned = 90 if max(map(len, names)) > 3 else 0
+  axes.set_xticks(shown, names, fontsize=8, rotation=turned)
+  axes.set_yticks(shown, names, fontsize=8)
+  axes.set(xlabel='predicted class', ylabel='true class')
+  if num_classes <= _MAX_TICKS:
+    for (row, column), count in np.ndenumerate(counts):
+      if count:
+        axes.text(
+          column,
+          row,
+          count,
+          ha='center',
+          va='center',
+          size=7,
+          color='black' if shares[row, column] > 0.5 else 'white',
+        )
+  canvas.colorbar(image, ax=axes, label='share of the true class')
+  return canvas
+
+
+def _short(name: str) -> str:
+  name = files.printable(name)
+  return name if len(name) <= _MAX_NAME else f'{name[: _MAX_NAME - 1]}…'
+
+
+def draw_reliability(bins: predictions.Bins) -> Any:
+  """Draws accuracy by confidence, and how often it occurs."""
+  canvas, axes = new_figure(_WIDTH, 3.0)
+  edges = np.arange(predictions.NUM_BINS) / predictions.NUM_BINS
+  width = 1 / predictions.NUM_BINS
+  axes.bar(
+    edges,
+    bins.accuracy,  # A bin without predictions, NaN, has no bar.
+    width,
+    align='edge',
+    color=_BLUE,
+    alpha=0.75,
+    lw=0,
+    label='accuracy in a bin',
+  )
+  axes.step(
+    [*edges, 1.0],
+    [*bins.share, bins.share[-1]],
+    where='post',
+    color=_ORANGE,
+    label='share of predictions',
+  )
+  axes.plot([0, 1], [0, 1], ':', color='0.5', label='calibrated')
+  axes.set(xlim=(0, 1), ylim=(0, 1), xlabel='confidence')
+  canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
+  return canvas
+
+
+def draw_clients(accuracies: np.ndarray) -> Any:
+  """Draws a histogram of accuracies, float [clients] in [0, 1]."""
+  canvas, axes = new_figure(_WIDTH, 2.4)
+  low, high = accuracies.min(), accuracies.max()
+  spread = (
+    (0, 1) if high - low > 0.2 else (max(0, low - 0.1), min(1, high + 0.1))
+  )
+  axes.hist(accuracies, 20, range=spread, color=_BLUE, alpha=0.75)
+  worst = predictions.worst_decile(accuracies)
+  axes.axvline(
+    accuracies.mean(),
+    color=_BLUE,
+    ls='--',
+    label=f'mean {accuracies.mean():.3f}',
+  )
+  axes.axvline(worst, color=_ORANGE, label=f'worst tenth {worst:.3f}')
+  axes.set(xlabel='accuracy', ylabel='clients')
+  axes.yaxis.get_major_locator().set_params(integer=True)
+  canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
+  return canvas
+
+
+def new_figure(
+  width: float, height: float, *grid: int, adapts: bool = True
+) -> tuple[Any, Any]:
+  """Makes a figure without pyplot, which would choose a window system.
+
+  Args:
+    width: Inches.
+    height: Inches.
+    *grid: Rows and columns of diagrams, by default one diagram.
+    adapts: Whether the layout adapts to labels, the slowest part of drawing.
+
+  Returns:
+    (the figure, its axes).
+  """
+  from matplotlib import figure  # pylint: disable=import-outside-toplevel
+
+  canvas = figure.Figure(
+    figsize=(width, height), layout='constrained' if adapts else None
+  )
+  return canvas, canvas.subplots(*grid, squeeze=not grid)
+
+
+def save_png(canvas: Any, path: str) -> None:
+  """Writes a figure as a PNG file, or raises `UsageError`."""
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(path, [content.getvalue()])
+
+
+@contextlib.contextmanager
+def suit_page() -> Iterator[None]:
+  """Gives figures that are made within it a style that suits any page."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
+  ticks = ('xtick.color', 'ytick.color', 'grid.color')
+  values: dict[Any, Any] = {
+    **dict.fromkeys((*colored, *ticks), _TEXT),
+    'figure.facecolor': 'none',
+    'axes.facecolor': 'none',
+    'savefig.facecolor': 'none',
+    'legend.facecolor': 'none',
+    # Text stays text: it takes the page's font, and can be searched.
+    'svg.fonttype': 'none',
+    # A class may be called '$x'.
+    'text.parse_math': False,
+  }
+  with matplotlib.rc_context(values):
+    yield
+
+
+def render_svg(figure: Any, name: str, label: str) -> str:
+  """Renders a figure as the text of an SVG element, for HTML.
+
+  Args:
+    figure: A matplotlib figure, made within `suit_page`.
+    name: Distinguishes it from others of the page: letters, digits, '-'.
+    label: A description, for those who do not see it.
+
+  Returns:
+    The element, without ids that another one of the page may have.
+  """
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  content = io.BytesIO()
+  with suit_page(), matplotlib.rc_context({'svg.hashsalt': name}):
+    nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
+    figure.savefig(content, format='svg', metadata=nothing)
+  # XML has no control characters, but a class may be called so.
+  root = ElementTree.fromstring(
+    files.printable(content.getvalue().decode(), lines=True)
+  )
+  for element in root.iter():
+    element.tag = element.tag.rpartition('}')[2]
+    for key in list(element.attrib):
+      value = element.attrib.pop(key)
+      # HTML needs no name spaces. References keep what they refer to.
+      key = key.rpartition('}')[2]
+      if key == 'id':
+        # Ids of two pictures of a page must differ.
+        value = f'{name}-{value}'
+      elif key == 'href':
+        value = value.replace('#', f'#{name}-', 1)
+      else:
+        value = value.replace('url(#', f'url(#{name}-')
+        for color in _CURRENT:
+          value = value.replace(color, 'currentColor')
+      element.set(key, value)
+  for element in list(root):
+    if element.tag == 'metadata':
+      root.remove(element)
+  # Screen readers read the label instead of the picture's parts.
+  root.attrib.update({'role': 'img', 'aria-label': label})
+  # The page's style sets the size.
+  del root.attrib['width'], root.attrib['height']
+  root.tail = None
+  return ElementTree.tostring(root, encoding='unicode')

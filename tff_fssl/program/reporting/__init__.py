@@ -1,1 +1,0 @@
-"""Tables, curves and comparisons of runs."""
