@@ -15,6 +15,7 @@ type system's, which shows that TFF works beside the installed packages.
 
 import argparse
 import collections
+import inspect
 import json
 import multiprocessing
 import os
@@ -97,7 +98,12 @@ def _counted(context, counts):
     counts['invocations'] += 1
     return invoke(comp, arg)
 
-  context.invoke = counting
+  async def counting_async(comp, arg):
+    return await counting(comp, arg)
+
+  # TFF's mocks await the result of a coroutine function only.
+  is_async = inspect.iscoroutinefunction(invoke)
+  context.invoke = counting_async if is_async else counting
   return context
 
 
