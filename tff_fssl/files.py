@@ -5,13 +5,18 @@ a writer, a device without an end, or a file of another format than its name
 says. Each of these becomes a `FileError` of one line, and none hangs.
 """
 
+import codecs
 import errno
+import gzip
+import io
 import json
 import math
 import os
 import stat
 import tomllib
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+import zipfile
+import zlib
 
 from tff_fssl.hparams import UsageError
 
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
   import numpy as np
 
 _LARGEST = 2**30
+_GZIP, _ZIP = b'\x1f\x8b', b'PK\x03\x04'
 # Whole numbers with more digits may be beyond the largest float.
 _MOST_DIGITS = 300
 _REASONS = {
@@ -129,14 +135,57 @@ def read_bytes(path: str, *, limit: int = _LARGEST) -> bytes:
   return content
 
 
-def read_text(path: str, *, limit: int = _LARGEST) -> str:
-  """Reads a UTF-8 file, or raises `FileError`."""
+def read_text(path: str, *, limit: int = _LARGEST, packed: bool = False) -> str:
+  """Reads a text file.
+
+  Args:
+    path: The file, in UTF-8, or in UTF-16 with a byte order mark, which is left
+      out.
+    limit: The greatest size, in bytes.
+    packed: Whether it may be a gzip file, or a zip file of one file.
+
+  Returns:
+    The text.
+
+  Raises:
+    FileError: If it cannot be read, is too large, or is not such text.
+  """
   content = read_bytes(path, limit=limit)
+  if packed and content.startswith((_GZIP, _ZIP)):
+    content = _unpacked(path, content, limit)
+  is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
   try:
-    return content.decode()
+    return content.decode('utf-16' if is_wide else 'utf-8-sig')
   except UnicodeDecodeError as error:
     line = content.count(b'\n', 0, error.start) + 1
-    raise FileError(path, f'it is not UTF-8 text (line {line})') from error
+    raise FileError(
+      path,
+      f'it is not UTF-8 text (line {line}); if it is Latin-1, as of older'
+      ' programs, convert it: iconv -f latin1 -t utf8',
+    ) from error
+
+
+def _unpacked(path: str, content: bytes, limit: int) -> bytes:
+  """Unpacks a gzip file, or the only file in a zip file."""
+  try:
+    if content.startswith(_GZIP):
+      file: Any = gzip.open(io.BytesIO(content))
+    else:
+      archive = zipfile.ZipFile(io.BytesIO(content))
+      inside = [i for i in archive.infolist() if not i.is_dir()]
+      if len(inside) != 1:
+        raise ValueError(f'it packs {len(inside)} files, not one')
+      file = archive.open(inside[0])
+    unpacked = file.read(limit + 1)
+  # zipfile raises NotImplementedError and RuntimeError, too.
+  except (OSError, EOFError, ValueError, zlib.error, RuntimeError) as error:
+    reason = f'it cannot be unpacked ({first_line(error)})'
+    raise FileError(path, reason) from error
+  except zipfile.BadZipFile as error:
+    raise FileError(path, 'it is no whole zip file') from error
+  if len(unpacked) > limit:
+    raise FileError(path, f'it unpacks to more than {limit:,} bytes')
+  return unpacked
 
 
 def read_json(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:

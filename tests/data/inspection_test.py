@@ -98,12 +98,8 @@ def test_near_copies(shape):
   test[5] = train[11]  # A copy is another problem.
   test[6] = train[12] // 2
   assert inspection.near_images(train, test) == {2: 7, 4: 9}
-  found = _texts(
-    inspection.duplicate_problems(
-      (train, test), (np.zeros(50, int), np.zeros(9, int)), 'n{}'.format
-    )
-  )
-  assert '2 test images are nearly training images: n52 ~ n7, n54' in found[-1]
+  (found,) = _texts(inspection.near_problems((train, test), 'n{}'.format))
+  assert '2 test images are nearly training images: n52 ~ n7, n54' in found
 
 
 def test_images_without_contrast_are_not_near_all_others():
@@ -135,3 +131,58 @@ def test_checksums_depend_on_shape_type_and_content():
   assert len(digests) == 4
   assert inspection.checksum(x.copy()) == inspection.checksum(x)
   assert inspection.checksum(x[::2]) == inspection.checksum(x[::2].copy())
+
+
+@pytest.mark.parametrize(
+  'names',
+  [
+    ('cat', 'Cat'),
+    ('1', '1.0'),
+    ('01', '1'),
+    ('no finding', 'No_Finding'),
+    ('cat', 'cat\u200b'),
+    ('\u00e9t\u00e9', 'e\u0301te\u0301'),
+    ('\uff11', '1'),
+  ],
+)
+def test_spellings_of_one_class(names):
+  labels = np.array([0, 1, 2])
+  (problem,) = inspection.label_problems([*names, 'other'], labels, labels)
+  assert 'in several spellings' in problem.text and not problem.stops
+
+
+def test_classes_that_list_others():
+  names = ['Edema', 'Mass', 'Edema|Mass', 'and/or']
+  labels = np.arange(4)
+  (problem,) = inspection.label_problems(names, labels, labels)
+  assert 'classes that list others: Edema|Mass;' in problem.text
+
+
+def test_clients_on_both_sides():
+  train, test = np.array([0, 1, 1, -1]), np.array([1, 2, -1])
+  (problem,) = inspection.owner_problems(train, test, True)
+  assert problem.text.startswith('1 clients') and '--split_by' in problem.text
+  assert not [*inspection.owner_problems(train, test[1:], True)]
+
+
+def test_constant_and_coarse_numbers():
+  x = np.zeros((100, 3), np.float32)
+  x[:, 1] = 1.7e9 + np.arange(100)
+  x[:, 2] = np.arange(100)
+  constant, coarse = inspection.column_problems(x)
+  assert '1 of 3 numbers' in constant.text and not constant.misleads
+  assert 'number 1' in coarse.text and 'float32 tells only' in coarse.text
+  assert next(inspection.column_problems(x[:, :1])).misleads
+
+
+def test_copies_of_the_test_set_mislead():
+  x = np.arange(40, dtype=np.float32).reshape(40, 1)
+  test = x[:20] + 0.5
+  y = np.zeros(40, int), np.zeros(20, int)
+  for copies, misleads in ((2, False), (3, True)):
+    test[:copies] = x[:copies]
+    (problem,) = inspection.duplicate_problems((x, test), y, str)
+    assert problem.misleads == misleads
+    if misleads:
+      with pytest.raises(UsageError, match='--accept_findings'):
+        inspection.refuse_misleading('a', [problem])

@@ -68,7 +68,7 @@ def test_its_folders(page, tmp_path):
   block = re.search(r'(?m)(?:^ {4}photos/.*\n)+', page)[0]
   paths = block.split()
   plain = [path for path in paths if path.startswith(('photos/c', 'photos/d'))]
-  assert (len(paths), len(plain)) == (5, 2)
+  assert (len(paths), len(plain)) == (6, 2)
   for number, path in enumerate(paths):
     root = tmp_path / ('plain' if path in plain else 'split')
     for copy in range(20):
@@ -76,9 +76,17 @@ def test_its_folders(page, tmp_path):
       picture_folders.draw(root / name, 20 * number + copy)
   info = sources.find('folder:plain/photos', '', DataHparams())
   assert info.num_train + info.num_test == 40 and info.num_test
-  listing = folder.read('split/photos', 0.2)
-  assert listing.labels('train').tolist() == [0] * 20 + [-1] * 20
-  assert listing.labels('test').tolist() == [0] * 20
+  listing = folder.read('split/photos', DataHparams())
+  assert (
+    listing.marks.y[~listing.marks.in_test].tolist() == [0] * 20 + [-1] * 20
+  )
+  assert listing.marks.y[listing.marks.in_test].tolist() == [0] * 20
+  block = re.search(r'(?m)(?:^ {4}photos/clients/.*\n)+', page)[0]
+  for path in block.split():
+    picture_folders.draw(tmp_path / 'clients' / path, 1)
+  listing = folder.read('clients/photos', DataHparams())
+  assert listing.marks.client_names == ('north', 'south')
+  assert len(listing.train) == 4 and len(listing.test) == 1
 
 
 def _write_texts(page, folder):
@@ -97,15 +105,19 @@ def _write_what_the_commands_name(page, folder):
       client_files.draw(dict.fromkeys('abcdefghijkl', 20)).values()
     )
   }
-  examples = client_files.examples(clients)
+  others = {name: (1 - x, y) for name, (x, y) in clients.items()}
+  examples = {
+    split: client_files.examples(of)
+    for split, of in zip(_SPLITS, (clients, others), strict=True)
+  }
   client_files.sqlite(
     folder / 'emnist_all.sqlite',
-    {f'{s}_{t}': examples for s in ('all', 'digits_only') for t in _SPLITS},
+    {f'{s}_{t}': examples[t] for s in ('all', 'digits_only') for t in _SPLITS},
   )
   for split in _SPLITS:
     hub_files.write(
       folder / f'DIR/uoft-cs/cifar10/plain_text/{split}-00000-of-1.parquet',
-      {'img': hub_files.images(200), 'label': list(range(10)) * 20},
+      {'img': hub_files.images(200, len(split)), 'label': list(range(10)) * 20},
       [f'class {i}' for i in range(10)],
     )
 

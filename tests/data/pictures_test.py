@@ -97,6 +97,29 @@ def test_large_jpeg_is_as_if_decoded_whole(tmp_path):
   assert np.abs(read[..., 0] - expected).max() < 8
 
 
+def test_floats_from_0_to_1_are_scaled(tmp_path):
+  Image.new('F', (6, 4), 0.5).save(tmp_path / 'a.tif')
+  assert (pictures.read(tmp_path / 'a.tif', _RGB).pixels == 128).all()
+
+
+def test_used_bits_of_16(tmp_path):
+  values = np.full((4, 6), 2_048, np.uint16)
+  values[0, 0] = 4_095
+  Image.fromarray(values).save(tmp_path / 'a.png')
+  for depth, expected in ((16, 8), (12, 128), (8, 255)):
+    form = pictures.Form((4, 6, 1), depth=depth)
+    found = pictures.read(tmp_path / 'a.png', form)
+    assert found.depth == 12 and found.pixels[1, 1, 0] == expected
+
+
+def test_files_of_several_pages(tmp_path):
+  page = Image.new('L', (6, 4), 7)
+  page.save(tmp_path / 'one.tif')
+  page.save(tmp_path / 'two.tif', save_all=True, append_images=[page])
+  for name, is_stack in (('one.tif', False), ('two.tif', True)):
+    assert pictures.read(tmp_path / name, _RGB).is_stack == is_stack
+
+
 def test_what_is_no_image_is_refused(tmp_path):
   good = tmp_path / 'good.png'
   Image.new('RGB', (64, 64), 'red').save(good)
@@ -105,14 +128,16 @@ def test_what_is_no_image_is_refused(tmp_path):
   (tmp_path / 'text.jpg').write_text('not an image')
   (tmp_path / 'empty.png').write_bytes(b'')
   os.mkfifo(tmp_path / 'pipe.png')
-  Image.new('F', (6, 4)).save(tmp_path / 'floats.tif')
+  Image.new('F', (6, 4), 3.0).save(tmp_path / 'floats.tif')
+  Image.new('I', (6, 4)).save(tmp_path / 'integers.tif')
   for name, words in (
     ('torn.png', 'not a readable image'),
     ('text.jpg', 'of no known format'),
     ('empty.png', 'of no known format'),
     ('pipe.png', 'not a regular file'),
     ('missing.png', 'does not exist'),
-    ('floats.tif', '32 bits a pixel'),
+    ('floats.tif', 'floats must be from 0 to 1'),
+    ('integers.tif', 'integers of 32 bits'),
   ):
     with pytest.raises(files.FileError, match=words) as error:
       pictures.read(tmp_path / name, _RGB)

@@ -1,6 +1,6 @@
 """Flags for reading a data set."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import math
 import os
@@ -17,10 +17,12 @@ _DEFAULT_SIZE = (32, 32)
 # Networks compute in float32.
 _MAX_FLOAT, _LEAST_STD = 3.4e38, 1e-30
 STANDARD, SCALE, NONE = 'standard', 'scale', 'none'
+WORDS, CHARACTERS = 'words', 'characters'
 # Fields of the views of vectors without views of their own, and of texts.
 WEAK_VECTORS = ('weak_noise',)
 STRONG_VECTORS = ('strong_noise', 'strong_dropout')
 TEXTS = (
+  'text_unit',
   'vocabulary_size',
   'max_words',
   'weak_deletion',
@@ -61,6 +63,14 @@ class DataHparams:
     choices=('auto', 'rgb', 'gray'),
     when=_read('color'),
   )
+  bit_depth: int = hparam(
+    0,
+    'Bits that images of 16 bits use, 8 to 16: of 12, the value 4,095 is white.'
+    ' 0: the least of 8, 10, 12, 14 and 16 that holds all values of the data.',
+    minimum=0,
+    maximum=16,
+    when=_read('bit_depth'),
+  )
   flip: bool = hparam(
     True,
     'Whether views may be mirrored. Set it to false if a mirrored image has'
@@ -75,6 +85,26 @@ class DataHparams:
     minimum=0.001,
     maximum=0.999,
     when=_read('test_share'),
+  )
+  split_by: str = hparam(
+    'example',
+    'What --test_share takes whole: each example, or each client (patient,'
+    ' user) of the data, so that no client is on both sides.',
+    choices=('example', 'client'),
+    when=_read('split_by'),
+  )
+  class_words: str = hparam(
+    '',
+    'Words, with commas between them, that are classes of these data, although'
+    ' they usually say that a class is not known: none, NA, null, unknown,'
+    ' unlabeled and the like, in cells and as names of folders.',
+    when=_read('class_words'),
+  )
+  accept_findings: bool = hparam(
+    False,
+    'Whether to train although programs/data.py finds what makes results'
+    ' meaningless, such as test examples that are for training, too.',
+    may_change=True,
   )
   max_unreadable: int = hparam(
     0,
@@ -185,6 +215,14 @@ class DataHparams:
     group='Texts (text:PATH, ag_news)',
     when=_read('vocabulary_size'),
   )
+  text_unit: str = hparam(
+    WORDS,
+    'What a text consists of: words, which spaces part, or characters, for'
+    ' languages without spaces such as Chinese, Japanese and Thai. A character'
+    ' then counts as a word in the other flags.',
+    choices=(WORDS, CHARACTERS),
+    when=_read('text_unit'),
+  )
   max_words: int = hparam(
     64,
     'Number of words of a text that are used, from its start.',
@@ -225,6 +263,10 @@ class DataHparams:
         f'--image_size={self.image_size}: must be a number of pixels such as'
         ' 32, or HEIGHTxWIDTH such as 32x48, each from 1 to 9999'
       )
+    if 0 < self.bit_depth < 8:
+      raise UsageError(
+        f'--bit_depth={self.bit_depth}: must be 0, or from 8 to 16'
+      )
     if bool(self.mean) != bool(self.std):
       given, absent = ('mean', 'std') if self.mean else ('std', 'mean')
       raise UsageError(
@@ -237,6 +279,22 @@ class DataHparams:
       )
     if self.mean:
       _numbers('mean', self.mean)
+
+  def is_unknown(
+    self, word: str, among: Collection[str] = names.UNKNOWN_WORDS
+  ) -> bool:
+    """Tells whether a word says that a class is not known.
+
+    Args:
+      word: A cell, or the name of a folder.
+      among: Words for an unknown class, in lower case.
+
+    Returns:
+      Whether it is one of them, and not a class by `class_words`.
+    """
+    word = word.strip().casefold()
+    real = map(str.strip, self.class_words.casefold().split(','))
+    return word in among and (not word or word not in real)
 
   def moments(
     self, size: int

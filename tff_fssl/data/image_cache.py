@@ -28,7 +28,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
 # Part of every key. Raise it when the conversion of images changes.
-_VERSION = 2
+_VERSION = 3
 _IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
 _WRITING = '.writing'
 _KEY = re.compile(r'[0-9a-f]{32}')

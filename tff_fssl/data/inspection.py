@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import hashlib
-from typing import NamedTuple
+import re
+from typing import TYPE_CHECKING, NamedTuple
+import unicodedata
 
 import numpy as np
 
@@ -10,10 +12,20 @@ from tff_fssl.data import image_cache
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 
-_NUM_SHOWN = 3
+if TYPE_CHECKING:
+  from tff_fssl.data import sources
+
+# So many items of a list are in its sentence.
+NUM_SHOWN = 3
 # A trait reveals a class if its share among the class's examples differs from
 # its share among all others by this much, and by so many standard errors.
 _LEAST_DIFFERENCE, _LEAST_ERRORS = 0.2, 3.0
+# Training stops if a larger share of the test examples is for training, too.
+_MOST_LEAKED = 0.1
+# A number whose range has fewer steps of float32 is told.
+_LEAST_STEPS = 64
+# Pixels of so few values, or of none brighter, are told.
+_FEW_LEVELS, _DARK = 16, 64
 # JPEG makes the channels of a gray pixel differ by up to this.
 _GRAY = 4
 # Two images are nearly the same if the root mean square of their differences is
@@ -21,6 +33,10 @@ _GRAY = 4
 # digits, the nearest two of training and test set differ by 15, of CIFAR-10 by
 # 12 or more.
 _NEAR, _OF_CONTRAST = 4.0, 0.2
+# Words for an unknown class that cannot be a class.
+_PLAIN = {'', '-1', '-1.0', 'unlabeled', 'unlabelled', 'unsupervised'}
+# Separators of several classes in one cell.
+_LISTS = ('|', ';', ',', '+', '/')
 # Means of so many parts of each side find the images that may be near.
 _PARTS = 4
 
@@ -31,17 +47,24 @@ class Problem(NamedTuple):
   Attributes:
     text: One line.
     stops: Whether it makes training impossible.
+    brief: A few words for the line at a run's start, by default `text`.
+    misleads: Whether results would mean nothing: training stops, unless
+      `--accept_findings` is given.
+    items: What it is about, a line each.
   """
 
   text: str
-  stops: bool
+  stops: bool = False
+  brief: str = ''
+  misleads: bool = False
+  items: tuple[str, ...] = ()
 
 
 def shown(items: Sequence[str]) -> str:
   """Joins the first items, and appends the number of the others."""
-  more = len(items) - _NUM_SHOWN
+  more = len(items) - NUM_SHOWN
   others = [f'and {more:,} more'] if more > 0 else []
-  return ', '.join([*items[:_NUM_SHOWN], *others])
+  return ', '.join([*items[:NUM_SHOWN], *others])
 
 
 def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -99,8 +122,130 @@ def label_problems(
     if missing and len(labels):
       meaning = '' if stops else '; no test accuracy includes them'
       yield Problem(
-        f'classes without a {split} example: {shown(missing)}{meaning}', stops
+        f'classes without a {split} example: {shown(missing)}{meaning}',
+        stops,
+        f'{len(missing):,} classes without a {split} example',
       )
+  yield from _name_problems(class_names)
+
+
+def _name_problems(class_names: Sequence[str]) -> Iterator[Problem]:
+  """Finds classes that seem to be one, or several."""
+  alike: dict[str, list[str]] = {}
+  for name in class_names:
+    alike.setdefault(_spelling(name), []).append(name)
+  several = [
+    ' = '.join(map(repr, found)) for found in alike.values() if len(found) > 1
+  ]
+  if several:
+    yield Problem(
+      f'classes that seem to be one, in several spellings: {shown(several)};'
+      ' each spelling is a class of its own',
+      brief=f'{len(several):,} classes in several spellings',
+    )
+  lists = [
+    name
+    for name in class_names
+    for separator in _LISTS
+    if len(parts := name.split(separator)) > 1
+    and any(part.strip() in class_names for part in parts)
+  ]
+  if lists:
+    yield Problem(
+      f'classes that list others: {shown(lists)}; each list is a class of its'
+      ' own, for an example has one class',
+      brief=f'{len(lists):,} classes that list others',
+    )
+  declared = [
+    n for n in class_names if n.casefold() in data_names.UNKNOWN_WORDS
+  ]
+  if declared:
+    yield Problem(
+      f'classes whose name says that the class is not known: {shown(declared)};'
+      ' they are trained and tested like others, since the data or'
+      ' --class_words declare them',
+      brief=f'{shown(declared)} taken for a class',
+    )
+
+
+def _spelling(name: str) -> str:
+  """Returns what a name has in common with its other spellings."""
+  name = unicodedata.normalize('NFKC', name)
+  # Format characters are those that nobody sees.
+  name = ''.join(c for c in name if unicodedata.category(c) != 'Cf')
+  name = re.sub(r'[\s_-]+', ' ', name).strip().casefold()
+  try:
+    return repr(float(name))
+  except ValueError:
+    return name
+
+
+def unknown_problems(words: Mapping[str, int]) -> Iterator[Problem]:
+  """Tells which words were taken for an unknown class.
+
+  Args:
+    words: Word -> number of examples.
+
+  Yields:
+    A problem, unless all of them say so plainly.
+  """
+  others = [word for word in words if word.casefold() not in _PLAIN]
+  if others:
+    count = sum(words[word] for word in others)
+    yield Problem(
+      f'{count:,} examples are without a label, by the word'
+      f' {" or ".join(map(repr, others[:NUM_SHOWN]))}; if that is a class,'
+      f' give --class_words={others[0]}',
+      brief=f'{count:,} labels unknown, by {shown(others)}',
+    )
+
+
+def owner_problems(
+  train: np.ndarray, test: np.ndarray, is_drawn: bool
+) -> Iterator[Problem]:
+  """Finds clients with examples for training and for testing.
+
+  Args:
+    train: The client of each training example, integers [N], or -1.
+    test: The client of each test example.
+    is_drawn: Whether `--test_share` has drawn the test examples.
+
+  Yields:
+    A problem, or none.
+  """
+  both = np.intersect1d(train[train >= 0], test[test >= 0])
+  if len(both):
+    way = '--split_by=client' if is_drawn else 'a split by client'
+    yield Problem(
+      f'{len(both):,} clients have examples for training and for testing: if'
+      f' examples of one client are alike, accuracy comes from memory; {way}'
+      ' tests on other clients',
+      brief=f'{len(both):,} clients on both sides of the split',
+    )
+
+
+def level_problems(num_flat: int, levels: Sequence[int]) -> Iterator[Problem]:
+  """Finds images without content.
+
+  Args:
+    num_flat: The number of images of one color.
+    levels: The different values of pixels, ascending, in [0, 255].
+
+  Yields:
+    The problems.
+  """
+  if num_flat:
+    yield Problem(
+      f'{num_flat:,} images are of one color, such as black ones',
+      brief=f'{num_flat:,} images of one color',
+    )
+  if levels and (len(levels) <= _FEW_LEVELS or levels[-1] < _DARK):
+    yield Problem(
+      f'all pixels have {len(levels):,} different values, {levels[0]} to'
+      f' {levels[-1]} of 255: are the images masks, or of fewer bits than their'
+      ' files say?',
+      brief=f'pixels of {len(levels):,} values, at most {levels[-1]}',
+    )
 
 
 def is_gray(images: np.ndarray) -> np.ndarray:
@@ -163,10 +308,25 @@ def trait_problems(
 
 
 def refuse(where: str, problems: Iterable[Problem]) -> None:
-  """Raises `UsageError` if a problem stops training."""
+  """Raises `UsageError` if a problem makes training impossible."""
   texts = [problem.text for problem in problems if problem.stops]
   if texts:
     raise UsageError(f'{where}: {"; ".join(texts)}; fix it, then retry')
+
+
+def refuse_misleading(where: str, problems: Iterable[Problem]) -> None:
+  """Raises `UsageError` if results would mean nothing."""
+  texts = [problem.text for problem in problems if problem.misleads]
+  if texts:
+    raise UsageError(
+      f'{where}: {"; ".join(texts)}; fix it, or train all the same with'
+      ' --accept_findings'
+    )
+
+
+def brief(problems: Iterable[Problem]) -> str:
+  """Names problems in one line, or returns ''."""
+  return ', '.join(dict.fromkeys(p.brief or p.text for p in problems))
 
 
 def checksum(*arrays: np.ndarray) -> str:
@@ -184,7 +344,7 @@ def duplicate_problems(
   labels: Sequence[np.ndarray],
   name: Callable[[int], str],
 ) -> Iterator[Problem]:
-  """Finds examples that repeat others, and test images that nearly do.
+  """Finds examples that repeat others.
 
   Args:
     examples: [N, ...] for training, [M, ...] for testing, as stored.
@@ -192,7 +352,8 @@ def duplicate_problems(
     name: Names an example by its number. Test examples follow from N.
 
   Yields:
-    The problems. None of them stops training.
+    The problems. Training stops where more than a tenth of the test examples
+    are for training, too.
   """
   num_train = len(examples[0])
   hashes = np.concatenate([_hashes(part) for part in examples])
@@ -222,19 +383,94 @@ def duplicate_problems(
   ):
     if found.any():
       pairs = [f'{name(i)} = {name(original[i])}' for i in number[found][:4]]
-      more = (
-        f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
-      )
+      count = int(found.sum())
+      more = f'{count:,} {what}, by their content: {shown(pairs[:3])}'
       more += ', ...' * (len(pairs) > 3)
-      yield Problem(f'{more}; {meaning}', False)
+      leaks = not is_train[found].any()
+      yield Problem(
+        f'{more}; {meaning}',
+        brief=f'{count:,} {what}',
+        misleads=leaks and count > _MOST_LEAKED * len(examples[1]),
+      )
+
+
+def near_problems(
+  examples: Sequence[np.ndarray], name: Callable[[int], str]
+) -> Iterator[Problem]:
+  """Finds test images that nearly repeat training images.
+
+  Args:
+    examples: As for `duplicate_problems`.
+    name: Likewise.
+
+  Yields:
+    A problem, or none.
+  """
   near = near_images(*examples)
   if near:
+    num_train = len(examples[0])
     pairs = [f'{name(num_train + i)} ~ {name(j)}' for i, j in near.items()]
     yield Problem(
       f'{len(near):,} test images are nearly training images: {shown(pairs)};'
       ' accuracy on them comes from memory',
-      False,
     )
+
+
+def column_problems(x: np.ndarray) -> Iterator[Problem]:
+  """Finds numbers of vectors without content.
+
+  Args:
+    x: float32 [N, D], N >= 1.
+
+  Yields:
+    The problems.
+  """
+  least, most = x.min(axis=0), x.max(axis=0)
+  spread = most - least
+  constant = np.flatnonzero(spread == 0).tolist()
+  if constant:
+    places = shown([str(i) for i in constant])
+    yield Problem(
+      f'{len(constant):,} of {x.shape[1]:,} numbers of a vector are the same in'
+      f' all training examples (places {places}, from 0)',
+      brief=f'{len(constant):,} constant numbers',
+      misleads=len(constant) == x.shape[1],
+    )
+  step = np.spacing(np.maximum(np.abs(least), np.abs(most)))
+  coarse = np.flatnonzero((spread > 0) & (spread < _LEAST_STEPS * step))
+  for i in coarse[:NUM_SHOWN].tolist():
+    yield Problem(
+      f'number {i} of the vectors, from 0, goes from {least[i]:.9g} to'
+      f' {most[i]:.9g}: float32 tells only {spread[i] / step[i]:.0f} steps'
+      ' apart; subtract the least value',
+      brief=f'number {i} too coarse in float32',
+    )
+
+
+def find_problems(
+  data: 'sources.DataSet', name: Callable[[int], str] | None = None
+) -> list[Problem]:
+  """Finds the problems of a data set in about a second.
+
+  Args:
+    data: The data set.
+    name: As for `duplicate_problems`. None: by the data set, or by number.
+
+  Returns:
+    The problems.
+  """
+  num_train = len(data.train)
+  numbered = lambda i: (
+    f'test {i - num_train}' if i >= num_train else f'training {i}'
+  )
+  x, y = (data.train.x, data.test.x), (data.train.y, data.test.y)
+  problems = [
+    *label_problems(data.class_names, *y),
+    *duplicate_problems(x, y, name or data.place or numbered),
+  ]
+  if data.train.kind == data_names.VECTORS and num_train:
+    problems += column_problems(data.train.x[:, 0])
+  return problems
 
 
 def near_images(train: np.ndarray, test: np.ndarray) -> dict[int, int]:

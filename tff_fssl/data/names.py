@@ -27,6 +27,15 @@ CLIENT_LABELS = (BALANCED, OWN, SPLIT)
 
 # The label of an example whose label is not known.
 UNKNOWN_LABEL = -1
+# What people write for such a label, and call the folder of such examples, in
+# any case.
+UNKNOWN_FOLDERS = frozenset(
+  {'unlabeled', 'unlabelled', 'unsupervised', 'unknown', 'unsorted'}
+)
+UNKNOWN_WORDS = UNKNOWN_FOLDERS | {
+  *('', '?', '-1', '-1.0', 'nan', '<na>', 'na', 'n/a', '#n/a', 'nat'),
+  *('null', 'none', 'nil', 'missing'),
+}
 
 # Splits of training data among clients: see `partition_draw`.
 IID = 'iid'

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 import contextlib
-import dataclasses
 import io
 import itertools
 import math
@@ -16,10 +15,16 @@ import numpy as np
 
 from tff_fssl import files
 
-# Files that Pillow reads. Others are not images.
+# Endings of images that Pillow reads. Other files are not images.
 SUFFIXES = frozenset(
-  '.bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp'.split()
+  '.apng .avif .avifs .bmp .bw .dds .dib .gif .icb .ico .icns .im .j2c .j2k'
+  ' .jfif .jp2 .jpc .jpe .jpeg .jpf .jpg .jpx .mpo .msp .pbm .pcx .pfm .pgm'
+  ' .png .pnm .ppm .psd .qoi .ras .rgb .rgba .sgi .tga .tif .tiff .vda .vst'
+  ' .webp .xbm .xpm'.split()
 )
+# Bits that images of 16 bits may use.
+DEPTHS = (8, 10, 12, 14, 16)
+MAX_DEPTH = DEPTHS[-1]
 # JPEG files are decoded at an eighth, a quarter or half of their size, if the
 # result is still this many times as large as the wanted image.
 _DRAFT = 2
@@ -32,17 +37,18 @@ _Item = TypeVar('_Item')
 Stored = pathlib.Path | bytes | np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
   """The form of all images of a data set.
 
   Attributes:
     shape: (height, width, channels), channels 1 or 3.
     resize: 'crop' or 'squash' (see `DataHparams`).
+    depth: The bits that images of 16 bits use, in [8, 16].
   """
 
   shape: tuple[int, ...]
   resize: str = 'crop'
+  depth: int = MAX_DEPTH
 
 
 def is_image(path: str) -> bool:
@@ -57,11 +63,15 @@ class Picture(NamedTuple):
     pixels: uint8 [height, width, channels], read-only.
     stored: (height, width) of the file's image.
     is_enlarged: Whether it was smaller than the form.
+    depth: The bits of its largest value, if it has 16 bits, else 0.
+    is_stack: Whether the file has further pages or frames.
   """
 
   pixels: np.ndarray
   stored: tuple[int, int]
   is_enlarged: bool
+  depth: int = 0
+  is_stack: bool = False
 
 
 @contextlib.contextmanager
@@ -76,8 +86,9 @@ def read(image: Stored, form: Form) -> Picture:
   """Reads an image and brings it into a form.
 
   A file's image is turned by its EXIF orientation. An animation gives its first
-  frame. Transparent parts become white, 16-bit values lose their lower byte,
-  and palettes, CMYK and other color spaces become RGB.
+  frame. Transparent parts become white, of 16-bit values the upper 8 of the
+  form's bits are kept, floats from 0 to 1 become round(255 x), and palettes,
+  CMYK and other color spaces become RGB.
 
   Numbers are integers from 0 to 255, or floats from 0 to 1, which become
   round(255 x). No image is inverted.
@@ -161,9 +172,14 @@ def decode(file: BinaryIO, form: Form) -> Picture:
     stored = image.height, image.width
     longer = _DRAFT * max(height, width)
     image.draft(None, (longer, longer))
+    is_stack = getattr(image, 'is_animated', False) and image.format != 'MPO'
     turned = ImageOps.exif_transpose(image)
     is_enlarged = turned.height < height or turned.width < width
-    return Picture(_fit(_flat(turned, image.format), form), stored, is_enlarged)
+    depth = 0
+    if turned.mode.startswith('I;16'):
+      depth = int(np.asarray(turned).max()).bit_length()
+    flat = _flat(turned, image.format, form.depth)
+    return Picture(_fit(flat, form), stored, is_enlarged, depth, is_stack)
 
 
 class Traits(NamedTuple):
@@ -253,18 +269,20 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
   return _fit(_flat(Image.fromarray(flat)), form)
 
 
-def _flat(image, file_format=None):
+def _flat(image, file_format=None, depth=MAX_DEPTH):
   """Converts an image to 8 bits without transparency: mode L or RGB."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
-  if image.mode.startswith('I;16') or (
-    # Pillow scales PGM files of more than 8 bits to 16.
-    image.mode == 'I' and file_format == 'PPM'
-  ):
-    values = np.asarray(image).astype(np.int64) >> 8
+  # Pillow scales PGM files of more than 8 bits to 16.
+  is_scaled = image.mode == 'I' and file_format == 'PPM'
+  if image.mode.startswith('I;16') or is_scaled:
+    bits = MAX_DEPTH if is_scaled else depth
+    values = np.asarray(image).astype(np.int64) >> (bits - 8)
     return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
-  if image.mode in ('I', 'F'):
-    raise ValueError('32 bits a pixel, whose range is not known')
+  if image.mode == 'F':
+    return Image.fromarray(_quantize(np.asarray(image)))
+  if image.mode == 'I':
+    raise ValueError('integers of 32 bits, whose range is not known')
   if image.mode in ('L', '1') and not image.has_transparency_data:
     return image.convert('L')
   if image.has_transparency_data:

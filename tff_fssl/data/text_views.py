@@ -3,8 +3,8 @@
 A text is int32 [L]: the numbers of its first L words, in [1, vocabulary), then
 zeros. A word's number is its hash, and two words may share a number. No list of
 words exists, since it could reveal the texts of clients. Texts are in lower
-case. Words are runs of letters, marks and digits. Languages that write no
-spaces between words must be segmented first.
+case. Words are runs of letters, marks and digits. For languages that
+write no spaces between words, each letter or digit can be a word.
 
 Every view maps a batch int32 [B, L] to float32 [B, L], the numbers of words as
 networks take them (all below 2^24, so exact), in the graph. A weak view deletes
@@ -33,19 +33,26 @@ from __future__ import annotations
 import numpy as np
 
 from tff_fssl.data import augment
+from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.lazy import tf
 
-_NO_WORD = r'[^\pL\pM\pN]+'
+_NO_WORD, _CHARACTER = r'[^\pL\pM\pN]+', r'([\pL\pN]\pM*)'
 
 
-def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
+def tokens(
+  texts: tf.Tensor,
+  vocabulary_size: int,
+  max_words: int,
+  unit: str = data_hparams.WORDS,
+) -> tf.Tensor:
   """Maps words of texts to numbers, also in an exported graph.
 
   Args:
     texts: string [N]. Invalid UTF-8 becomes replacement characters.
     vocabulary_size: The number of different numbers, with 0.
     max_words: L, the greatest number of words. Further words are ignored.
+    unit: `data_hparams.WORDS`, or `CHARACTERS`, each of which is then a word.
 
   Returns:
     int32 [N, L].
@@ -60,7 +67,10 @@ def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
   """
   texts = tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8')
   texts = tf.strings.lower(texts, encoding='utf-8')
-  words = tf.strings.split(tf.strings.regex_replace(texts, _NO_WORD, ' '))
+  texts = tf.strings.regex_replace(texts, _NO_WORD, ' ')
+  if unit == data_hparams.CHARACTERS:
+    texts = tf.strings.regex_replace(texts, _CHARACTER, r'\1 ')
+  words = tf.strings.split(texts)
   numbers = tf.ragged.map_flat_values(
     tf.strings.to_hash_bucket_fast, words[:, :max_words], vocabulary_size - 1
   )

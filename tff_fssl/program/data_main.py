@@ -1,7 +1,6 @@
 """`programs/data.py`: lists the data sets, or looks one over."""
 
-import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import datetime
 import os
@@ -15,12 +14,8 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
-from tff_fssl.data import pictures
 from tff_fssl.data import sources
-from tff_fssl.data.sources import client_data
-from tff_fssl.data.sources import folder
 from tff_fssl.data.sources import hub
-from tff_fssl.data.sources import images
 from tff_fssl.data.sources import text as text_lib
 from tff_fssl.data.sources import tfds
 from tff_fssl.data.sources import vectors
@@ -88,19 +83,22 @@ def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
   if not given:
     console.show(_overview(data_dir))
     return main_lib.DONE
-  look_over = next(
-    (f for prefix, f in _BY_PREFIX.items() if given[0].startswith(prefix)),
-    _look_over_named,
-  )
-  problems = look_over(given[0], data_dir, settings)
-  for problem in problems[:_MAX_LINES]:
-    label = 'stops training' if problem.stops else 'training continues'
-    console.show(f'{label}: {files.printable(problem.text)}')
-  if len(problems) > _MAX_LINES:
-    console.show(f'... and {len(problems) - _MAX_LINES:,} more')
-  if any(problem.stops for problem in problems):
+  problems = _look_over(given[0], data_dir, settings)
+  lines = []
+  for problem in problems:
+    stops = problem.stops or problem.misleads and not settings.accept_findings
+    label = 'stops training' if stops else 'training continues'
+    way = '; --accept_findings trains all the same' * problem.misleads
+    lines.append(f'{label}: {problem.text}{way * stops}')
+    lines += [f'  {item}' for item in problem.items]
+  for line in lines[:_MAX_LINES]:
+    console.show(files.printable(line))
+  if len(lines) > _MAX_LINES:
+    console.show(f'... and {len(lines) - _MAX_LINES:,} more')
+  if any(line.startswith('stops') for line in lines):
     return main_lib.FAILED
-  console.show(f'OK. Train with --dataset={given[0]}')
+  found = ', but see above' if problems else ''
+  console.show(f'OK{found}. Train with --dataset={given[0]}')
   return main_lib.DONE
 
 
@@ -165,191 +163,78 @@ def _sizes(info: data_names.DataSetInfo) -> str:
   )
 
 
-def _look_over_folder(
+def _look_over(
   name: str, data_dir: str, settings: data_hparams.DataHparams
-) -> list[Any]:
-  """Describes a folder of images, and returns its problems."""
-  info = folder.describe(name, data_dir, settings)
-  listing, problems = info.listing, info.listing.marks.problems()
-  rows = {
-    'data set': f'{name}, by {listing.kind}',
-    'where': os.path.abspath(listing.root),
-  }
-  if listing.num_ignored:
-    rows['left out'] = f'{listing.num_ignored:,} files that are no images'
-  if any(problem.stops for problem in problems):
-    labels = listing.labels('train'), listing.labels('test')
-    console.show(console.table(rows))
-    _print_classes(listing.marks.class_names, *labels)
-    return [*problems, *listing.unused()]
-  data, unreadable, sizes, _ = info.decode()
-  read = [
-    row.path
-    for row in (*listing.train, *listing.test)
-    if row.path not in unreadable
-  ]
-  problems = _decoded_problems(
-    rows, data, sizes, unreadable, settings, lambda i: read[i]
-  )
-  found = pictures.traits_of(
-    os.path.join(listing.root, path) for path in read[: len(data.train)]
-  )
-  traits = {}
-  texts: dict[str, list[Any]] = {
-    '{} files': [one.encoding for one in found],
-    '{} in their files': [one.size for one in found],
-    'partly transparent': [one.is_transparent or None for one in found],
-  }
-  for text, values in texts.items():
-    counts = collections.Counter(v for v in values if v is not None)
-    for value, _ in counts.most_common(_MAX_LINES):
-      traits[text.format(value)] = np.array([v == value for v in values])
-  return [
-    *listing.unused(),
-    *problems,
-    *inspection.trait_problems(data.class_names, data.train.y, traits),
-  ]
+) -> list[inspection.Problem]:
+  """Describes a data set, and returns its problems."""
+  about = {'data set': name}
+  if missing := _missing(name, data_dir, settings, about):
+    return missing
+  info = sources.describe(name, data_dir, settings)
+  problems: list[inspection.Problem] = []
+  look = None
+  if isinstance(info, sources.Info):
+    about |= info.about
+    problems, look = list(info.problems), info.look
+    data = info.read()
+  else:
+    data = sources.load_found(info, data_dir or None)
+  about |= data.about
+  if data.notes:
+    about['what'] = data.notes
+  _print_data(about, data)
+  problems += [*data.problems, *inspection.find_problems(data)]
+  num_train = len(data.train)
+  name_of = data.place or _numbered(num_train)
+  problems += inspection.near_problems((data.train.x, data.test.x), name_of)
+  if data.train.kind == data_names.IMAGES and data.example_shape[-1] > 1:
+    gray = {'gray': inspection.is_gray(data.train.x)}
+    problems += inspection.trait_problems(data.class_names, data.train.y, gray)
+  if data.train.kind == data_names.VECTORS:
+    vectors.check_range(info, data.mean, data.std)
+  if look:
+    problems += look(data)
+  return list(dict.fromkeys(problems))
 
 
-def _look_over_rows(
-  found: Any, settings: data_hparams.DataHparams
-) -> list[Any]:
-  """Describes the data set in the files `found`, and returns its problems."""
-  data, unreadable, sizes, _ = images.decode(found)
-  where = os.path.abspath(found.root)
-  rows = {
-    'data set': found.name,
-    'where': f'{where} ({found.num_bytes / 1e6:,.1f} MB)',
-  }
-  return _decoded_problems(
-    rows,
-    data,
-    sizes,
-    unreadable,
-    settings,
-    _numbered(len(data.train)),
-  )
+def _missing(
+  name: str,
+  data_dir: str,
+  settings: data_hparams.DataHparams,
+  about: dict[str, str],
+) -> list[inspection.Problem]:
+  """Says how to fetch a data set that is not there."""
+  if name.startswith(data_names.HUB):
+    # Nothing of the set is known before it is downloaded.
+    if hub.folder_of(name, data_dir) is not None:
+      return []
+    command, text = (
+      hub.fetch_command(name, data_dir),
+      hub.missing(name, data_dir),
+    )
+  elif name in data_names.DATA_SETS and not data_names.DATA_SETS[name].loader:
+    if tfds.stored_version(name, data_dir) is not None:
+      return []
+    about['images'] = _sizes(sources.describe(name, data_dir, settings))
+    command = tfds.fetch_command(name, data_dir)
+    text = f'{name} is not in --data_dir={tfds.root_folder(data_dir)}'
+  else:
+    return []
+  console.show(console.table(about))
+  # In one line, so that it can be copied.
+  console.show(f'\nTo fetch it:\n  {command}\n')
+  return [inspection.Problem(text, True)]
 
 
 def _shape(pixels: Sequence[int]) -> str:
   return ' x '.join(map(str, pixels))
 
 
-def _look_over_client_data(
-  name: str, data_dir: str, settings: data_hparams.DataHparams
-) -> list[Any]:
-  """Describes a file of TFF's `ClientData`, and returns its problems."""
-  found = client_data.locate(name, data_dir, settings)
-  return _look_over_rows(found, settings)
-
-
-def _look_over_hub_set(
-  name: str, data_dir: str, settings: data_hparams.DataHparams
-) -> list[Any]:
-  """Describes a set of Hugging Face's hub, and returns its problems."""
-  # Nothing of the set is known before it is downloaded.
-  if hub.folder_of(name, data_dir) is None:
-    console.show(console.table({'data set': name}))
-    _print_fetch_command(hub.fetch_command(name, data_dir))
-    return [inspection.Problem(hub.missing(name, data_dir), True)]
-  found = hub.locate(name, data_dir, settings)
-  return _look_over_rows(found, settings)
-
-
-def _print_fetch_command(command: str) -> None:
-  # In one line, so that it can be copied.
-  console.show(f'\nTo fetch it:\n  {command}\n')
-
-
-def _decoded_problems(
-  rows: dict[str, str],
-  data: Any,
-  sizes: Sequence[tuple[int, int, bool, int]],
-  unreadable: Mapping[str, str],
-  settings: data_hparams.DataHparams,
-  name: Callable[[int], str],
-) -> list[Any]:
-  """Describes a decoded data set, and returns its problems."""
-  if sizes:
-    height, width, *_ = zip(*sizes)
-    rows['stored'] = _shape((min(height), min(width)))
-    if len(sizes) > 1:
-      rows['stored'] += (
-        f' to {_shape((max(height), max(width)))} ({len(sizes):,} sizes)'
-      )
-  _print_data(rows, data)
-  problems = _problems(data, name)
-  enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
-  if enlarged:
-    size = _shape(data.example_shape[:2])
-    text = (
-      f'{enlarged:,} images are smaller than {size}, and are enlarged, which'
-      ' blurs them and adds no detail; --image_size sets another size'
-    )
-    problems.insert(0, inspection.Problem(text, False))
-  too_many = len(unreadable) > settings.max_unreadable
-  meaning = '' if too_many else '; it is skipped'
-  return problems + [
-    inspection.Problem(f'{item}: {reason}{meaning}', too_many)
-    for item, reason in unreadable.items()
-  ]
-
-
-def _look_over_named(
-  name: str, data_dir: str, settings: data_hparams.DataHparams
-) -> list[Any]:
-  """Describes a data set, and returns its problems."""
-  info = sources.find(name, data_dir, settings)
-  rows = {'data set': name}
-  known = data_names.DATA_SETS.get(name)
-  is_file = name.startswith(data_names.PATHS) or name == data_names.AG_NEWS
-  if not is_file and (known is None or not known.loader):
-    version = tfds.stored_version(name, data_dir)
-    if version is None:
-      rows['images'] = _sizes(info)
-      console.show(console.table(rows))
-      _print_fetch_command(tfds.fetch_command(name, data_dir))
-      where = tfds.root_folder(data_dir)
-      text = f'{name} is not in --data_dir={where}'
-      return [inspection.Problem(text, True)]
-    folder = tfds.read_stored(name, data_dir).folder
-    size = sum(size for _, size, _ in tfds.file_states(folder))
-    rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
-  data = sources.load_found(info, data_dir or None)
-  if name.startswith(data_names.FEATURES):
-    vectors.check_range(info, data.mean, data.std)
-  if is_file:
-    rows['what'] = data.notes
-  _print_data(rows, data)
-  return _problems(data, _numbered(len(data.train)))
-
-
-_BY_PREFIX = {
-  data_names.FOLDER: _look_over_folder,
-  data_names.CLIENT_DATA: _look_over_client_data,
-  data_names.HUB: _look_over_hub_set,
-}
-
-
 def _numbered(num_train: int) -> Callable[[int], str]:
-  """Names images by their numbers."""
+  """Names examples by their numbers."""
   return lambda i: (
     f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
-
-
-def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
-  """Finds the problems of a loaded data set."""
-  images = data.train.x, data.test.x
-  labels = data.train.y, data.test.y
-  traits = {}
-  if data.train.kind == data_names.IMAGES and data.example_shape[-1] > 1:
-    traits['gray'] = inspection.is_gray(data.train.x)
-  return [
-    *inspection.label_problems(data.class_names, *labels),
-    *inspection.duplicate_problems(images, labels, name),
-    *inspection.trait_problems(data.class_names, data.train.y, traits),
-  ]
 
 
 def _print_data(rows: dict[str, str], data: Any) -> None:

@@ -76,7 +76,10 @@ class ServingModel(tf.Module):
   def _predict(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     if self._kind == data_names.TEXTS:
       examples = text_views.tokens(
-        examples, self._data.vocabulary_size, self._data.max_words
+        examples,
+        self._data.vocabulary_size,
+        self._data.max_words,
+        self._data.text_unit,
       )
     elif self._kind == data_names.VECTORS:
       examples = examples[:, tf.newaxis]  # The plain view is the only one.
@@ -179,11 +182,13 @@ def _inputs(task: experiment.Task) -> dict[str, Any]:
   kind, settings = task.data.train.kind, task.config.data
   if kind == data_names.TEXTS:
     return {
-      'formula': 'for each of the first max_words words (lower case; runs of'
-      ' letters, marks and digits): 1 + Fingerprint64(word) % (vocabulary_size'
-      ' - 1); then 0',
+      'formula': f'for each of the first max_words {settings.text_unit} (lower'
+      ' case; words are runs of letters, marks and digits): 1 +'
+      ' Fingerprint64(word) %'
+      ' (vocabulary_size - 1); then 0',
       'vocabulary_size': settings.vocabulary_size,
       'max_words': settings.max_words,
+      'text_unit': settings.text_unit,
     }
   formula = _FORMULAS[kind, settings.normalization]
   if settings.normalization != data_hparams.STANDARD:

@@ -27,7 +27,7 @@ def test_train_and_test_folders(tmp_path):
   )
   (tmp_path / 'train/a/notes.txt').write_text('no image')
   (tmp_path / 'train/a/.hidden.png').write_text('')
-  found = folder.read(str(tmp_path), 0.5)
+  found = folder.read(str(tmp_path), DataHparams(test_share=0.5))
   assert (
     found.marks.class_names == ('a', 'b') and found.marks.client_names == ()
   )
@@ -36,24 +36,24 @@ def test_train_and_test_folders(tmp_path):
     *('train/b/0.png', 'train/b/1.jpg'),
     *('unlabeled/0.png', 'unlabeled/1.jpg'),
   ]
-  assert found.labels('train').tolist() == [0, 0, 0, 1, 1, -1, -1]
+  assert found.marks.y[~found.marks.in_test].tolist() == [0, 0, 0, 1, 1, -1, -1]
   assert _paths(found.test) == ['test/a/0.png', 'test/b/0.png']
-  assert not found.marks.uses_share and found.num_ignored == 1
-  assert not found.marks.problems()
+  assert 'test_share' not in found.marks.uses and len(found.left_out) == 1
+  assert not found.marks.problems
 
 
 def test_a_share_of_each_class_is_for_testing_and_stays(tmp_path):
   picture_folders.class_folders(tmp_path, {'x': 60, 'y': 60})
-  before = folder.read(str(tmp_path), 0.25)
-  assert before.marks.uses_share
+  before = folder.read(str(tmp_path), DataHparams(test_share=0.25))
+  assert 'test_share' in before.marks.uses
   for label in (0, 1):
-    assert 6 <= before.labels('test').tolist().count(label) <= 24
+    assert 6 <= before.marks.y[before.marks.in_test].tolist().count(label) <= 24
   picture_folders.class_folders(tmp_path, {'x': 90, 'z': 20})
-  after = folder.read(str(tmp_path), 0.25)
+  after = folder.read(str(tmp_path), DataHparams(test_share=0.25))
   for split in ('train', 'test'):
     old, new = (set(_paths(getattr(f, split))) for f in (before, after))
     assert old < new
-  larger = folder.read(str(tmp_path), 0.5)
+  larger = folder.read(str(tmp_path), DataHparams(test_share=0.5))
   assert set(_paths(after.test)) < set(_paths(larger.test))
 
 
@@ -71,20 +71,23 @@ def test_manifest(tmp_path):
       '"5.png",9,bob,test',
     ],
   )
-  found = folder.read(str(tmp_path), 0.5)
+  found = folder.read(str(tmp_path), DataHparams(test_share=0.5))
   assert found.kind == 'manifest.csv'
   assert found.marks.class_names == ('9', '10')  # By their size.
   assert found.marks.client_names == ('ann', 'bob')
-  assert found.labels('train').tolist() == [1, 0, -1, 0]
+  assert found.marks.y[~found.marks.in_test].tolist() == [1, 0, -1, 0]
   assert [row.owner for row in found.train] == [0, 1, 0, -1]
-  assert _paths(found.test) == ['4.png', '5.png'] and not found.marks.uses_share
+  assert (
+    _paths(found.test) == ['4.png', '5.png']
+    and 'test_share' not in found.marks.uses
+  )
 
 
 def test_parquet_is_read_as_csv_is(tmp_path):
   picture_folders.manifest(
     tmp_path, ['path,label,client', '0.png,3,7', '1.png,,8', '2.png,4,']
   )
-  from_csv = folder.read(str(tmp_path), 0.001)
+  from_csv = folder.read(str(tmp_path), DataHparams(test_share=0.001))
   (tmp_path / 'manifest.csv').unlink()
   table = pa.table(
     {
@@ -94,14 +97,14 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     }
   )
   parquet.write_table(table, tmp_path / 'manifest.parquet')
-  from_parquet = folder.read(str(tmp_path), 0.001)
+  from_parquet = folder.read(str(tmp_path), DataHparams(test_share=0.001))
   for field in ('train', 'test'):
     assert getattr(from_csv, field) == getattr(from_parquet, field)
   for field in ('class_names', 'client_names'):
     assert getattr(from_csv.marks, field) == getattr(from_parquet.marks, field)
   (tmp_path / 'manifest.parquet').write_bytes(b'PAR1 torn')
   with pytest.raises(UsageError, match='it is not Parquet'):
-    folder.read(str(tmp_path), 0.5)
+    folder.read(str(tmp_path), DataHparams(test_share=0.5))
 
 
 @pytest.mark.parametrize(
@@ -110,11 +113,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     (['path,lable', '0.png,a'], 'path and label.*did you mean .label'),
     (['path,label,label', '0.png,a,a'], 'its columns are'),
     ([''], 'its columns are none'),
-    (
-      ['path;label', '0.png;a'],
-      "separated by ';' .path;label.; they must be separated by ','",
-    ),
-    (['path\tlabel', '0.png\ta'], r"separated by '.t'"),
+    (['path#label', '0.png#a'], 'its columns are path#label; it must have'),
     (['path,label', '0.png'], 'line 2: has 1 values for 2 columns'),
     (['path,label', ',a'], 'line 2: path is empty'),
     (['path,label,split', '0.png,a,val'], "line 2: its split is 'val'"),
@@ -122,7 +121,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
       ['path,label,split', '0.png,,test'],
       'line 2: a test example needs',
     ),
-    (['path,label', '"0.png,a'], 'line 2: unexpected end'),
+    (['path,label', '', '"0.png,a', 'b,c'], 'line 3: a row that .*in line 4'),
     (['path,label', '\udcff.png,a'], 'it is not UTF-8'),
     (['path,label'], 'has no images'),
   ],
@@ -133,21 +132,21 @@ def test_wrong_manifests(tmp_path, lines, words):
     text.encode('utf-8', 'surrogateescape')
   )
   with pytest.raises(UsageError, match=words) as error:
-    folder.read(str(tmp_path), 0.5)
+    folder.read(str(tmp_path), DataHparams(test_share=0.5))
   assert '\n' not in str(error.value)
 
 
 def test_wrong_folders(tmp_path):
   with pytest.raises(UsageError, match='it does not exist'):
-    folder.read(str(tmp_path / 'none'), 0.5)
+    folder.read(str(tmp_path / 'none'), DataHparams(test_share=0.5))
   with pytest.raises(UsageError, match='has no images; it must have'):
-    folder.read(str(tmp_path), 0.5)
+    folder.read(str(tmp_path), DataHparams(test_share=0.5))
   (tmp_path / 'a.jpg').write_text('')
   with pytest.raises(UsageError, match='a part of its path is not a folder'):
-    folder.read(str(tmp_path / 'a.jpg'), 0.5)
+    folder.read(str(tmp_path / 'a.jpg'), DataHparams(test_share=0.5))
   os.mkfifo(tmp_path / 'manifest.csv')
   with pytest.raises(UsageError, match='not a regular file'):
-    folder.read(str(tmp_path), 0.5)
+    folder.read(str(tmp_path), DataHparams(test_share=0.5))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,9 @@ def test_wrong_folders(tmp_path):
 )
 def test_problems(tmp_path, counts, words):
   picture_folders.class_folders(tmp_path, counts)
-  problems = folder.read(str(tmp_path), 0.5).marks.problems()
+  problems = folder.read(
+    str(tmp_path), DataHparams(test_share=0.5)
+  ).marks.problems
   assert problems[0].stops
   text = '; '.join(problem.text for problem in problems)
   for word in words:
@@ -172,10 +173,13 @@ def test_problems(tmp_path, counts, words):
 
 def test_changes_of_files_are_seen(tmp_path):
   picture_folders.manifest(tmp_path, ['path,label', '0.png,a', 'none.png,b'])
-  before = folder.read(str(tmp_path), 0.001).train
+  before = folder.read(str(tmp_path), DataHparams(test_share=0.001)).train
   assert before[1].state == ()
   os.utime(tmp_path / '0.png', (1, 1))
-  assert before[0] != folder.read(str(tmp_path), 0.001).train[0]
+  assert (
+    before[0]
+    != folder.read(str(tmp_path), DataHparams(test_share=0.001)).train[0]
+  )
 
 
 _MANIFEST = [
@@ -347,3 +351,71 @@ def test_odd_names_of_classes_and_files(load, tmp_path):
   assert data.class_names == ('a\nb', 'a b', 'é', '\udcff')
   assert data.train.y.tolist() == data.test.y.tolist() == [0, 1, 2, 3]
   np.testing.assert_array_equal(load().test.x, data.train.x)
+
+
+@pytest.mark.parametrize('name', ['Unlabelled', 'UNKNOWN', 'unsorted'])
+@pytest.mark.parametrize('train', ['', 'train/'])
+def test_folders_of_unknown_classes(tmp_path, name, train):
+  picture_folders.class_folders(
+    tmp_path, {f'{train}a': 8, f'{train}b': 8, f'{train}{name}': 5}
+  )
+  marks = folder.read(str(tmp_path), DataHparams()).marks
+  assert marks.class_names == ('a', 'b') and (marks.y < 0).sum() == 5
+  assert not marks.in_test[marks.y < 0].any()
+  settings = DataHparams(class_words=name)
+  assert name in folder.read(str(tmp_path), settings).marks.class_names
+
+
+def test_folders_of_clients(tmp_path):
+  counts = {
+    'clients/north/a': 3,
+    'clients/north/unlabeled': 4,
+    'clients/south/b': 2,
+    'server/a': 2,
+    'test/a': 2,
+    'test/b': 1,
+  }
+  picture_folders.class_folders(tmp_path, counts)
+  found = folder.read(str(tmp_path), DataHparams())
+  assert found.marks.client_names == ('north', 'south')
+  owners = [image.owner for image in found.train]
+  assert [owners.count(i) for i in (0, 1, -1)] == [7, 2, 2]
+  assert len(found.test) == 3 and found.marks.class_names == ('a', 'b')
+
+
+def test_hospitals_that_would_be_classes_are_told(tmp_path):
+  picture_folders.class_folders(tmp_path, {'north/a': 2, 'a': 2, 'b': 2})
+  found = folder.read(str(tmp_path), DataHparams())
+  (unused, empty) = found.unused()
+  assert '2 in north/a' in unused.text and 'clients/' in unused.text
+  assert 'north' in empty.text
+
+
+def test_what_programs_leave_in_folders(tmp_path):
+  picture_folders.class_folders(
+    tmp_path, {'a': 8, 'b': 8, '.ipynb_checkpoints': 1, '__MACOSX/a': 1}
+  )
+  for name in ('Thumbs.db', '._0.png', 'desktop.ini'):
+    (tmp_path / 'a' / name).write_text('x')
+  found = folder.read(str(tmp_path), DataHparams())
+  assert found.marks.class_names == ('a', 'b') and not found.left_out
+
+
+def test_files_of_other_endings_are_told(tmp_path):
+  picture_folders.class_folders(tmp_path, {'a': 8, 'b': 8})
+  for name in ('1.heic', '2.dcm', '3.dcm', 'notes'):
+    (tmp_path / 'a' / name).write_text('x')
+  (problem,) = folder.read(str(tmp_path), DataHparams()).problems()
+  for words in ('4 files', '2 .dcm', '1 without', 'convert DICOM', 'HEIC'):
+    assert words in problem.text
+
+
+@pytest.mark.parametrize('given', ['{}', '{}.PNG', 'x\\{}.png', 'x/{}.jpg'])
+def test_paths_that_nearly_name_a_file(tmp_path, given):
+  inner = tmp_path / ('x' if given.startswith('x') else '')
+  for i in range(8):
+    picture_folders.draw(inner / f'{i}.png', i)
+  lines = [f'{given.format(i)},{"ab"[i % 2]}' for i in range(8)]
+  (tmp_path / 'manifest.csv').write_text('\n'.join(['path,label', *lines]))
+  found = folder.read(str(tmp_path), DataHparams(test_share=0.5))
+  assert all(image.state for image in (*found.train, *found.test))

@@ -1,8 +1,12 @@
 """CSV files of texts, and AG News."""
 
+import gzip
+import zipfile
+
 import numpy as np
 import pytest
 
+from tff_fssl import files
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.hparams import UsageError
@@ -121,3 +125,104 @@ def test_wrong_ag_news(tmp_path):
   (tmp_path / 'ag_news/test.csv').write_text('"1","a","b"\n"3","a","b"\n')
   with pytest.raises(UsageError, match='line 2: must be a class from 1 to 2'):
     sources.load('ag_news', str(tmp_path))
+
+
+def _pack(kind, path, text):
+  if kind == 'gzip':
+    path.write_bytes(gzip.compress(text.encode()))
+  elif kind == 'zip':
+    with zipfile.ZipFile(path, 'w') as archive:
+      archive.writestr('a/news.csv', text)
+  elif kind == 'utf-16':
+    path.write_bytes(text.encode('utf-16'))
+  else:
+    path.write_text(text.replace(',', kind))
+
+
+@pytest.mark.parametrize('kind', ['gzip', 'zip', 'utf-16', ';', '\t', '|'])
+def test_how_programs_write_tables(tmp_path, kind):
+  plain = _load(_write(tmp_path / 'a.csv', *_ROWS))
+  _pack(kind, tmp_path / 'b.csv', (tmp_path / 'a.csv').read_text())
+  data = _load(tmp_path / 'b.csv')
+  np.testing.assert_array_equal(data.train.x, plain.train.x)
+  np.testing.assert_array_equal(data.train.y, plain.train.y)
+
+
+def test_packed_files_that_cannot_be_read(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_bytes(gzip.compress(b'text,label\n' * 9)[:-9])
+  with pytest.raises(UsageError, match='a.csv: it cannot be unpacked'):
+    _load(path)
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('a.csv', 'text,label')
+    archive.writestr('b.csv', 'text,label')
+  with pytest.raises(UsageError, match='it packs 2 files, not one'):
+    _load(path)
+  with open(path, 'wb') as file:
+    with gzip.open(file, 'wb') as packed:
+      packed.write(bytes(2**20))
+  with pytest.raises(UsageError, match='it unpacks to more than'):
+    files.read_text(str(path), limit=1_000 + path.stat().st_size, packed=True)
+
+
+def test_a_backslash_before_quotes(tmp_path):
+  rows = [f'"she said \\"word{i}\\", i",{"ab"[i % 2]}' for i in range(20)]
+  data = _load(_write(tmp_path / 'a.csv', *rows))
+  assert len(data.train) + len(data.test) == 20
+  assert ((data.train.x > 0).sum(axis=1) == 4).all()
+
+
+def test_rows_that_a_quote_swallows(tmp_path):
+  rows = list(_ROWS)
+  rows[4], rows[20] = f'"{rows[4]}', rows[20].replace(',', '",')
+  settings = DataHparams(max_words=6, vocabulary_size=512)
+  info = sources.find(f'text:{_write(tmp_path / "a.csv", *rows)}', '', settings)
+  (problem,) = [p for p in info.problems if p.misleads]
+  assert problem.text.startswith('line 6: a quote begins a field of 17 lines')
+
+
+@pytest.mark.parametrize('spaces', [False, True])
+def test_texts_without_spaces(tmp_path, spaces):
+  words = '\u5f88\u597d \u559c\u6b22 \u6ee1\u610f \u63a8\u8350 \u8d28\u91cf'
+  text = words if spaces else words.replace(' ', '')
+  rows = [
+    f'{text},{"ab"[i % 2]},{"train" if i < 9 else "test"}' for i in range(12)
+  ]
+  path = _write(tmp_path / 'a.csv', *rows, header='text,label,split')
+  info = sources.describe(f'text:{path}', '', _SETTINGS)
+  found = [p for p in info.problems if '--text_unit' in p.text]
+  assert len(found) == (not spaces)
+  settings = DataHparams(max_words=12, text_unit='characters')
+  assert ((_load(path, settings).train.x > 0).sum(axis=1) == 10).all()
+
+
+@pytest.mark.parametrize(
+  'word', ['-1', '-1.0', 'nan', 'NA', 'null', 'None', '?']
+)
+def test_words_for_unknown_classes(tmp_path, word):
+  path = _write(tmp_path / 'a.csv', *_ROWS, *[f'more {i},{word}' for i in 'ab'])
+  data = _load(path)
+  assert data.class_names == ('cat', 'dog') and (data.train.y < 0).sum() == 2
+  settings = DataHparams(max_words=6, vocabulary_size=512, class_words=word)
+  assert word in _load(path, settings).class_names
+
+
+def test_whole_numbers_as_floats(tmp_path):
+  rows = [f'word {i},{i % 2}.0' for i in range(20)]
+  assert _load(_write(tmp_path / 'a.csv', *rows)).class_names == ('0', '1')
+  rows[0] = 'word,0.5'
+  data = _load(_write(tmp_path / 'a.csv', *rows))
+  assert data.class_names == ('0.0', '0.5', '1.0')
+
+
+def test_a_split_by_client(tmp_path):
+  rows = [f'word {i},{"ab"[i % 2]},c{i % 15}' for i in range(150)]
+  path = _write(tmp_path / 'a.csv', *rows, header='text,label,client')
+  info = sources.find(f'text:{path}', '', _SETTINGS)
+  assert {'test_share', 'split_by'} <= info.uses
+  assert any('on both sides' in problem.brief for problem in info.problems)
+  settings = DataHparams(max_words=6, vocabulary_size=512, split_by='client')
+  info = sources.find(f'text:{path}', '', settings)
+  assert not info.problems and info.num_test % 10 == 0 < info.num_test
+  data = info.read()
+  assert np.bincount(data.owners).tolist() == [10] * len(data.client_names)

@@ -4,13 +4,14 @@ Each module of this package with a function `find` reads one format. `find`
 chooses the module, and `load` also reads the examples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, cast
 
 import numpy as np
 
 from tff_fssl.data import data_hparams
+from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
@@ -128,6 +129,11 @@ class DataSet:
     mean: Per channel, subtracted from pixels scaled to [0, 1], or per number of
       vectors. `load` always gives it, except for texts.
     std: Per channel or number, divisor of the result.
+    problems: What its reader has found.
+    place: Names an example by its number, test examples after training ones.
+      None: they have no names.
+    about: Further facts, by their names, for people.
+    bit_depth: The bits that images of 16 bits use.
   """
 
   name: str
@@ -141,6 +147,10 @@ class DataSet:
   client_names: tuple[str, ...] = ()
   mean: tuple[float, ...] = ()
   std: tuple[float, ...] = ()
+  problems: tuple[inspection.Problem, ...] = ()
+  place: Callable[[int], str] | None = None
+  about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  bit_depth: int = 16
 
   def __post_init__(self):
     for split, examples, lowest in (
@@ -172,10 +182,17 @@ class Info(names.DataSetInfo):
   """The facts of a data set that a reader has found.
 
   Attributes:
-    read: Reads it.
+    read: Reads all readable examples.
+    problems: What was found without reading examples.
+    about: Facts for people, by their names.
+    look: Finds further problems of the data set that was read, perhaps in
+      minutes.
   """
 
   read: Callable[[], DataSet]
+  problems: tuple[inspection.Problem, ...] = ()
+  about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  look: Callable[[DataSet], Iterable[inspection.Problem]] = lambda data: ()
   loader: str = f'{__name__}:load_info'
 
 
@@ -189,7 +206,20 @@ def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> names.DataSetInfo:
-  """Finds a data set.
+  """Finds a data set, and rejects one that cannot be trained on.
+
+  See `describe`.
+  """
+  info = describe(name, data_dir, settings)
+  if isinstance(info, Info):
+    inspection.refuse(f'--dataset={name}', info.problems)
+  return info
+
+
+def describe(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> names.DataSetInfo:
+  """Finds a data set, even if it has problems.
 
   This reads folders, JSON and files of vectors or texts, but no images. Only
   the images of `clientdata:` and `huggingface:` are decoded, when they are
@@ -252,6 +282,7 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Loads a data set that `find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
+  inspection.refuse(f'--dataset={info.name}', data.problems)
   # Some readers measure the moments, which facts then lack.
   if data.mean:
     return data

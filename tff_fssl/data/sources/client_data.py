@@ -21,6 +21,7 @@ from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import pictures
+from tff_fssl.data import sources
 from tff_fssl.data.sources import images
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
@@ -33,7 +34,7 @@ _TRAIN = table.TRAIN
 _MAGIC = b'SQLite format 3\0'
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
+def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   """Finds a data set, and decodes it the first time (see `sources.find`)."""
   return images.find(locate(name, data_dir, settings))
 
@@ -69,6 +70,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
       _chosen(root, _splits(root, _Fields(settings)), choice), settings
     ),
     uses=images.SHAPED
+    | {'class_words'}
     | {'test_share', 'max_unreadable', 'image_field', 'label_field'},
   )
 
@@ -134,7 +136,7 @@ class _Fields:
       return Row(name, b'', problem=files.first_line(error))
     if isinstance(image, bytes):
       image = pictures.parse_bytes(image)
-    return images.make_row(name, image, label, owner)
+    return images.make_row(self._settings, name, image, label, owner)
 
 
 def _splits(path: str, fields: _Fields) -> dict[str, Split]:

@@ -22,6 +22,7 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
+from tff_fssl.data import sources
 from tff_fssl.data.sources import images
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
@@ -40,7 +41,7 @@ _MAX_DEPTH = 3
 _BATCH = 64
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
+def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   """Finds a data set, and decodes it the first time (see `sources.find`)."""
   return images.find(locate(name, data_dir, settings))
 
@@ -141,6 +142,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
     settings=settings,
     open=lambda: _open(folder, splits, settings),
     uses=images.SHAPED
+    | {'class_words'}
     | {'test_share', 'max_unreadable'}
     | {'image_field', 'label_field', 'client_field'},
   )
@@ -243,7 +245,7 @@ def _open(
         size += file.metadata.num_rows
         if not columns:
           columns, class_names = _columns(file.schema_arrow, settings)
-    read = functools.partial(_rows, folder, paths, columns)
+    read = functools.partial(_rows, folder, paths, columns, settings)
     found[split] = images.Split(size, read)
   return images.open_splits(found, settings, class_names)
 
@@ -295,7 +297,10 @@ def _only(
 
 
 def _rows(
-  folder: str, paths: Sequence[str], columns: Sequence[str]
+  folder: str,
+  paths: Sequence[str],
+  columns: Sequence[str],
+  settings: DataHparams,
 ) -> Iterator[Row]:
   """Reads the rows of files, or raises `files.FileError`."""
   number = 0
@@ -307,11 +312,13 @@ def _rows(
       for batch in file.iter_batches(_BATCH, columns=columns):
         values = [batch.column(name).to_pylist() for name in columns]
         for row in zip(*values):
-          yield _row(str(number), *row)
+          yield _row(settings, str(number), *row)
           number += 1
 
 
-def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
+def _row(
+  settings: DataHparams, name: str, image: Any, label: Any, client: Any = None
+) -> Row:
   """Makes the row of the values in Parquet."""
   if isinstance(image, dict):
     image = image.get('bytes')
@@ -320,4 +327,4 @@ def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
   if not isinstance(image, (bytes, np.ndarray)):
     return Row(name, b'', problem='its image is not in the file')
   owner = None if client is None else str(client) or None
-  return images.make_row(name, image, label, owner)
+  return images.make_row(settings, name, image, label, owner)

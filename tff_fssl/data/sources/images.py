@@ -37,6 +37,8 @@ _DECISIVE = {
   'image_size',
   'resize',
   'color',
+  'bit_depth',
+  'class_words',
   'test_share',
   'image_field',
   'label_field',
@@ -44,7 +46,9 @@ _DECISIVE = {
   'split_preset',
   'svhn_extra',
 }
-SHAPED = frozenset({'image_size', 'resize', 'color', 'flip', 'cache_dir'})
+SHAPED = frozenset(
+  {'image_size', 'resize', 'color', 'bit_depth', 'flip', 'cache_dir'}
+)
 _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
 # The number of images that are read to find their common size. Help states it.
@@ -62,6 +66,7 @@ class Row(NamedTuple):
     label: The class's number or name, or None if unknown.
     owner: The client's number or name, or None if it belongs to nobody.
     problem: The reason why it cannot be read. Image and label are then ignored.
+    word: The word by which the label is unknown, if it is a word.
   """
 
   name: str
@@ -69,6 +74,7 @@ class Row(NamedTuple):
   label: int | str | None = None
   owner: int | str | None = None
   problem: str = ''
+  word: str = ''
 
 
 class Rows(NamedTuple):
@@ -108,7 +114,8 @@ class Found:
   Attributes:
     name: The value of `--dataset`.
     root: Its folder, or its only file.
-    key: Facts that, besides settings, determine the rows, for JSON.
+    key: Facts that, besides settings, determine the rows, for JSON. `find`
+      needs it to begin with `file_states`.
     settings: The flags for reading.
     open: Opens the rows, or raises `UsageError` if they are of another kind.
     uses: As in `names.DataSetInfo`.
@@ -127,64 +134,8 @@ class Found:
   shape: tuple[int, ...] | None = None
   moments: tuple[tuple[float, ...], ...] = ()
 
-  @property
-  def num_bytes(self) -> int:
-    """Returns the size of its files, if `key` begins with `file_states`."""
-    return sum(size for _, size, _ in self.key[0])
 
-
-class Decoded(NamedTuple):
-  """The images of a data set after decoding.
-
-  Attributes:
-    data: The data set.
-    unreadable: Name -> reason, of the rows that were skipped.
-    sizes: (height, width, whether it was enlarged, number of images) of all
-      sizes of stored images.
-    has_test: As in `Rows`.
-  """
-
-  data: sources.DataSet
-  unreadable: dict[str, str]
-  sizes: list[tuple[int, int, bool, int]]
-  has_test: bool
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ImagesInfo(names.DataSetInfo):
-  """A data set of images.
-
-  Attributes:
-    settings: The flags for reading.
-    decode: Decodes all readable images, once, or raises `UsageError`.
-  """
-
-  settings: DataHparams
-  decode: Callable[[], Decoded]
-  loader: str = f'{__name__}:load'
-
-
-def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
-  """Decodes a data set, and rejects one that cannot be trained on."""
-  # The reader that found it knows the folder.
-  del data_dir
-  info = cast(ImagesInfo, info)
-  data, unreadable, *_ = info.decode()
-  if len(unreadable) > info.settings.max_unreadable:
-    reasons = [f'{row}: {why}' for row, why in unreadable.items()]
-    raise UsageError(
-      f'--dataset={info.name}: {len(reasons):,} images cannot be read'
-      f' ({inspection.shown(reasons)}); repair the files, or skip these images'
-      f' with --max_unreadable={len(reasons)}'
-    )
-  inspection.refuse(
-    f'--dataset={info.name}',
-    inspection.label_problems(data.class_names, data.train.y, data.test.y),
-  )
-  return data
-
-
-def find(found: Found) -> ImagesInfo:
+def find(found: Found) -> sources.Info:
   """Decodes a data set to find its facts.
 
   Args:
@@ -194,11 +145,13 @@ def find(found: Found) -> ImagesInfo:
     Its facts.
 
   Raises:
-    UsageError: If it cannot be trained on, or its cache cannot be written.
+    UsageError: If its files or its cache cannot be read or written.
   """
-  decoded = decode(found)
-  data = decoded.data
-  info = ImagesInfo(
+  cached = _decoded(found)
+  data = _data_set(found, cached)
+  has_test = cached.facts['has_test']
+  size = sum(size for _, size, _ in found.key[0])
+  return sources.Info(
     name=found.name,
     num_classes=data.num_classes,
     example_shape=data.example_shape,
@@ -207,12 +160,11 @@ def find(found: Found) -> ImagesInfo:
     flip=found.settings.flip,
     mean=(),
     std=(),
-    uses=found.uses - ({'test_share'} if decoded.has_test else set()),
-    settings=found.settings,
-    decode=lambda: decoded,
+    uses=found.uses - ({'test_share'} if has_test else set()),
+    read=lambda: data,
+    problems=data.problems,
+    about={'where': f'{os.path.abspath(found.root)} ({size / 1e6:,.1f} MB)'},
   )
-  load(info, None)
-  return info
 
 
 def file_states(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
@@ -266,7 +218,7 @@ def choose_fields(
 
 
 def parse_label(value: Any) -> int | str | None:
-  """Converts a file's label to a `Row`'s, or raises ValueError."""
+  """Converts a stored label to an integer or a text, or raises ValueError."""
   if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
     value = value.item()
   if isinstance(value, bytes):
@@ -282,13 +234,20 @@ def parse_label(value: Any) -> int | str | None:
 
 
 def make_row(
-  name: str, image: pictures.Stored, label: Any, owner: str | None = None
+  settings: DataHparams,
+  name: str,
+  image: pictures.Stored,
+  label: Any,
+  owner: str | None = None,
 ) -> Row:
   """Makes a row. An unreadable label becomes its problem."""
   try:
-    return Row(name, image, parse_label(label), owner)
+    parsed = parse_label(label)
   except ValueError as error:
     return Row(name, b'', problem=files.first_line(error))
+  if isinstance(parsed, str) and settings.is_unknown(parsed):
+    return Row(name, image, None, owner, word=parsed)
+  return Row(name, image, parsed, owner)
 
 
 def open_splits(
@@ -355,18 +314,25 @@ def open_splits(
   return Rows(most, read, class_names, has_test=bool(test))
 
 
-def decode(found: Found) -> Decoded:
+def decode(found: Found) -> tuple[sources.DataSet, Collection[str]]:
   """Decodes all readable images of a data set, once.
 
   Args:
     found: The data set.
 
   Returns:
-    All readable images, perhaps none.
+    All readable images, perhaps none, and the names of the rows that are not
+    readable.
 
   Raises:
     UsageError: If the files cannot be read, or the cache cannot be written.
   """
+  cached = _decoded(found)
+  return _data_set(found, cached), cached.facts['unreadable']
+
+
+def _decoded(found: Found) -> image_cache.Cached:
+  """Opens the decoded images, which are made the first time."""
   settings = found.settings
   flags = {n: getattr(settings, n) for n in sorted(found.uses & _DECISIVE)}
   root = os.path.realpath(found.root)
@@ -379,10 +345,9 @@ def decode(found: Found) -> Decoded:
       shape = found.shape or _image_shape(rows, settings)
     except UsageError as error:
       raise UsageError(f'--dataset={found.name}: {error}') from error
-    form = pictures.Form(shape, settings.resize)
-    put_all = lambda put: _decode(found, rows, form, put)
+    put_all = lambda put: _decode(found, rows, shape, put)
     cached = image_cache.make(folder, key, shape, rows.most, put_all)
-  return _load_cached(found, cached)
+  return cached
 
 
 def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
@@ -408,13 +373,31 @@ def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
 
 
 def _decode(
-  found: Found, rows: Rows, form: pictures.Form, put: image_cache.Put
+  found: Found, rows: Rows, shape: tuple[int, ...], put: image_cache.Put
 ) -> tuple[int, int, dict[str, Any]]:
   """Writes all readable images, training images first."""
+  settings = found.settings
+  depth = settings.bit_depth or pictures.MAX_DEPTH
+  form = pictures.Form(shape, settings.resize, depth)
+  result = _decode_once(found, rows, form, put)
+  used = min((d for d in pictures.DEPTHS if d >= result[2]['depth']), default=0)
+  # Whether 16 bits are used shows only when all images are read.
+  if result[2]['depth'] and not settings.bit_depth and used < depth:
+    result = _decode_once(found, rows, form._replace(depth=used), put)
+  return result
+
+
+def _decode_once(
+  found: Found, rows: Rows, form: pictures.Form, put: image_cache.Put
+) -> tuple[int, int, dict[str, Any]]:
+  """Writes all readable images of a form."""
   labels: list[int | str | None] = []
   owners: list[int | str | None] = []
   unreadable: dict[str, str] = {}
   sizes: collections.Counter[tuple[int, int, bool]] = collections.Counter()
+  words: collections.Counter[str] = collections.Counter()
+  levels = np.zeros(256, np.int64)
+  depth = num_flat = num_stacks = 0
   num_classes = len(rows.class_names)
   most = max(_MAX_UNREADABLE, found.settings.max_unreadable)
 
@@ -445,6 +428,13 @@ def _decode(
         if not for_test:
           owners.append(row.owner)
         sizes.update([(*picture.stored, picture.is_enlarged)])
+        words.update([row.word] if row.word else [])
+        depth = max(depth, picture.depth)
+        num_stacks += picture.is_stack
+        counts = np.bincount(picture.pixels.ravel(), minlength=256)
+        # A gray or colored area has one value in each channel.
+        num_flat += np.ptp(picture.pixels, axis=(0, 1)).max() == 0
+        levels += counts
   y, class_names = _number(labels, rows.class_names)
   owner_numbers, client_names = _number(owners, rows.client_names)
   facts = {
@@ -455,6 +445,12 @@ def _decode(
     'unreadable': unreadable,
     'sizes': [[*size, count] for size, count in sorted(sizes.items())],
     'has_test': rows.has_test,
+    'words': dict(words),
+    'levels': np.flatnonzero(levels).tolist(),
+    'num_flat': int(num_flat),
+    'num_stacks': num_stacks,
+    'depth': depth,
+    'form_depth': form.depth,
   }
   return len(y), len(owners), facts
 
@@ -475,7 +471,7 @@ def _number(
   return numbers, tuple(known)
 
 
-def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
+def _data_set(found: Found, cached: image_cache.Cached) -> sources.DataSet:
   """Makes the data set of decoded images."""
   facts = cached.facts
   class_names, client_names = (
@@ -498,8 +494,72 @@ def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
     mean=mean,
     std=std,
   )
-  sizes = [tuple(size) for size in facts['sizes']]
-  return Decoded(data, facts['unreadable'], sizes, facts['has_test'])
+  return dataclasses.replace(
+    data,
+    problems=(
+      *_decoding_problems(found.settings, data, facts),
+      *inspection.label_problems(data.class_names, data.train.y, data.test.y),
+    ),
+    bit_depth=facts['form_depth'],
+    about=_stored_sizes(facts['sizes']),
+  )
+
+
+def _stored_sizes(sizes: Sequence[Sequence[int]]) -> dict[str, str]:
+  """Describes the sizes of stored images."""
+  if not sizes:
+    return {}
+  height, width, *_ = zip(*sizes)
+  text = names.shape_text((min(height), min(width), 1)).removesuffix(' x 1')
+  if len(sizes) > 1:
+    most = names.shape_text((max(height), max(width), 1)).removesuffix(' x 1')
+    text += f' to {most} ({len(sizes):,} sizes)'
+  return {'stored': text}
+
+
+def _decoding_problems(
+  settings: DataHparams, data: sources.DataSet, facts: Mapping[str, Any]
+) -> Iterator[inspection.Problem]:
+  """Finds images that are small, or cannot be read."""
+  enlarged = sum(count for *_, is_larger, count in facts['sizes'] if is_larger)
+  if enlarged:
+    height, width, _ = data.example_shape
+    yield inspection.Problem(
+      f'{enlarged:,} images are smaller than {height} x {width}, and are'
+      ' enlarged, which blurs them and adds no detail; --image_size sets'
+      ' another size',
+      brief=f'{enlarged:,} images enlarged',
+    )
+  yield from inspection.unknown_problems(facts['words'])
+  yield from inspection.level_problems(facts['num_flat'], facts['levels'])
+  if facts['depth'] and facts['form_depth'] < pictures.MAX_DEPTH:
+    depth = facts['form_depth']
+    yield inspection.Problem(
+      f'files of 16 bits use {depth}: the value {2**depth - 1:,} is white;'
+      ' --bit_depth sets another number',
+      brief=f'{depth} of 16 bits used',
+    )
+  if facts['num_stacks']:
+    yield inspection.Problem(
+      f'{facts["num_stacks"]:,} files have several pages or frames, of which'
+      ' the first is read: write each that matters to a file of its own',
+      brief=f'{facts["num_stacks"]:,} files of several pages',
+    )
+  items = tuple(f'{row}: {why}' for row, why in facts['unreadable'].items())
+  if items:
+    too_many = len(items) > settings.max_unreadable
+    yield inspection.Problem(
+      f'{len(items):,} images cannot be read ({inspection.shown(items)}); '
+      + (
+        'repair the files, or skip these images with'
+        f' --max_unreadable={len(items)}'
+        if too_many
+        else 'they are skipped'
+      ),
+      stops=too_many,
+      brief=f'{len(items):,} images unreadable',
+      items=items,
+    )
 
 
 def _progress(num_images: int) -> Any:

@@ -4,16 +4,19 @@ Manifests of images, files of vectors and files of texts share the columns
 `label`, `client` and `split`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import csv
 import hashlib
 import io
 import os
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tff_fssl import files
+from tff_fssl.data import data_hparams
 from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.data import sources
@@ -22,7 +25,10 @@ from tff_fssl.hparams import closest
 
 LABEL, CLIENT, SPLIT = 'label', 'client', 'split'
 TRAIN, TEST = 'train', 'test'
+_WHOLE = re.compile(r'\d+(?:\.0+)?', re.ASCII)
 _SEPARATORS = (';', '\t', '|')
+# So many lines within one field look like rows that a quote swallowed.
+_LEAST_SWALLOWED = 3
 
 
 def resolve_path(dataset: str, data_dir: str, prefix: str) -> str:
@@ -39,10 +45,12 @@ class Table(NamedTuple):
   Attributes:
     cells: Column -> text of each row, [N].
     places: The name of each row in messages, [N].
+    problems: What looks wrong in the file.
   """
 
   cells: dict[str, list[str]]
   places: list[str]
+  problems: tuple[inspection.Problem, ...] = ()
 
   def column(self, name: str) -> list[str]:
     """Returns a column, with '' if the file does not have it."""
@@ -74,7 +82,9 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
       f'{path}: its columns are {", ".join(columns)[:80] or "none"}; it must'
       f' have {" and ".join(needed)}, and may have {", ".join(optional)}{hint}'
     )
-  table = Table({column: [] for column in columns}, [])
+  rows = list(rows)
+  problems = () if is_parquet else tuple(_swallowed(rows, len(columns)))
+  table = Table({column: [] for column in columns}, [], problems)
   for number, values in rows:
     place = f'{"row" if is_parquet else "line"} {number}'
     if len(values) != len(columns):
@@ -88,24 +98,71 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
 
 
 def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
-  """Reads (columns, (line, values) of each row), or raises `UsageError`."""
-  # Spreadsheets write a byte order mark before the first name.
-  text = files.read_text(path).removeprefix('\ufeff')
-  reader = csv.reader(io.StringIO(text, newline=''), strict=True)
-  try:
-    rows = [(reader.line_num, row) for row in reader if row]
-  except csv.Error as error:
-    raise UsageError(f'{path}, line {reader.line_num}: {error}') from error
-  if not rows:
-    return [], []
-  header = rows[0][1]
-  separator = next((s for s in _SEPARATORS if s in header[0]), '')
-  if len(header) == 1 and separator:
-    raise UsageError(
-      f'{path}: its columns are separated by {separator!r} ({header[0]}); they'
-      " must be separated by ','"
-    )
-  return [name.strip() for name in header], rows[1:]
+  """Reads a table of text, as programs write it.
+
+  Args:
+    path: UTF-8 or UTF-16 text, as it is or in a gzip or zip file. Commas,
+      semicolons, tabs or bars separate values. A quote within quotes is doubled
+      or follows a backslash.
+
+  Returns:
+    (columns, (line, values) of each row).
+
+  Raises:
+    UsageError: If it cannot be read.
+  """
+  text = files.read_text(path, packed=True)
+  header = text[: text.find('\n')]
+  separator = ','
+  if ',' not in header:
+    separator = next((s for s in _SEPARATORS if s in header), ',')
+  rows = _parse_csv(path, text, separator)
+  return ([n.strip() for n in rows[0][1]], rows[1:]) if rows else ([], [])
+
+
+def _parse_csv(
+  path: str, text: str, separator: str
+) -> list[tuple[int, list[str]]]:
+  """Returns (first line, values) of each row, or raises `UsageError`."""
+  first_error = None
+  # MySQL and others write a backslash before a quote.
+  for form in ({'doublequote': True}, {'escapechar': '\\'}):
+    source = io.StringIO(text, newline='')
+    reader = csv.reader(source, delimiter=separator, strict=True, **form)
+    rows, line = [], 1
+    try:
+      for row in reader:
+        if row:
+          rows.append((line, row))
+        line = reader.line_num + 1
+      return rows
+    except csv.Error as error:
+      reason = str(error)
+      if 'field larger' in reason:
+        reason = f'more than {csv.field_size_limit():,} characters in a field'
+      first_error = first_error or UsageError(
+        f'{path}, line {line}: a row that begins here cannot be read'
+        f' ({reason}, in line {reader.line_num}); put a field with quotes into'
+        ' quotes, and double those within ("")'
+      )
+  raise first_error  # type: ignore[misc]
+
+
+def _swallowed(
+  rows: Iterable[tuple[int, list[str]]], num_columns: int
+) -> Iterator[inspection.Problem]:
+  """Finds fields that hold lines which look like rows."""
+  for line, values in rows:
+    inner = [text for value in values for text in value.splitlines()[1:-1]]
+    alike = [text for text in inner if len(text.split(',')) == num_columns > 1]
+    if len(alike) >= _LEAST_SWALLOWED and len(alike) > len(inner) / 2:
+      yield inspection.Problem(
+        f'line {line}: a quote begins a field of {len(inner) + 2:,} lines, of'
+        f' which {len(alike):,} look like rows: close the quote, or double it'
+        ' within quotes ("")',
+        brief=f'{len(alike):,} rows within a field of line {line}',
+        misleads=True,
+      )
 
 
 def read_parquet(path: str) -> Any:
@@ -148,7 +205,8 @@ class Marks(NamedTuple):
     in_test: bool [N], true for testing.
     class_names: The name of each class.
     client_names: The name of each client, perhaps ().
-    uses_share: Whether a share of the rows is drawn for testing.
+    uses: The flags of the split and of classes that have an effect.
+    problems: What was found in the table.
   """
 
   y: np.ndarray
@@ -156,17 +214,8 @@ class Marks(NamedTuple):
   in_test: np.ndarray
   class_names: tuple[str, ...]
   client_names: tuple[str, ...]
-  uses_share: bool
-
-  @property
-  def uses(self) -> frozenset[str]:
-    """Returns the flags of the split that have an effect."""
-    return frozenset({'test_share'} if self.uses_share else ())
-
-  def problems(self) -> list[inspection.Problem]:
-    """Finds empty splits and missing classes."""
-    train, test = self.y[~self.in_test], self.y[self.in_test]
-    return list(inspection.label_problems(self.class_names, train, test))
+  uses: frozenset[str]
+  problems: tuple[inspection.Problem, ...]
 
   @property
   def order(self) -> np.ndarray:
@@ -179,7 +228,7 @@ class Marks(NamedTuple):
     return int((~self.in_test).sum())
 
   def info(self, **facts: Any) -> dict[str, Any]:
-    """Completes the facts of a `names.DataSetInfo`."""
+    """Completes the facts of a `sources.Info`."""
     num_train = self.num_train
     return {
       'num_classes': len(self.class_names),
@@ -188,6 +237,8 @@ class Marks(NamedTuple):
       'flip': False,
       'mean': (),
       'std': (),
+      'uses': self.uses | facts.pop('uses', frozenset()),
+      'problems': self.problems,
       **facts,
     }
 
@@ -215,7 +266,8 @@ class Marks(NamedTuple):
     """
     num_train = self.num_train
     y, owners = self.y[self.order], self.owners[self.order]
-    share = f'; {test_share:g} of it is for testing' * self.uses_share
+    share = f'; {test_share:g} of it is for testing'
+    share *= 'test_share' in self.uses
     return sources.DataSet(
       name=name,
       train=sources.Examples(x[:num_train], y[:num_train]),
@@ -237,22 +289,25 @@ def mark(
   clients: Sequence[str],
   splits: Sequence[str],
   contents: Iterable[str | bytes],
-  test_share: float,
+  settings: data_hparams.DataHparams,
   *,
   class_names: Sequence[str] = (),
+  unknown: Collection[str] = names.UNKNOWN_WORDS,
   place: Callable[[int], str] = lambda row: f'row {row + 1}',
 ) -> Marks:
   """Numbers classes and clients, and splits.
 
   Args:
     where: The file, for messages.
-    labels: The class of each row, [N], or '' if unknown.
+    labels: The class of each row, [N], or '' or another word for an unknown
+      one.
     clients: The client of each row, [N], or '' if it belongs to nobody.
     splits: 'train', 'test' or '' of each row, [N].
     contents: The content of each row. The split of a row with a label and
       without a split depends on its hash, so that equal rows are in one split.
-    test_share: The share of these rows for testing.
+    settings: The share of these rows for testing, and words that are classes.
     class_names: All classes, in order. (): the classes of the rows, sorted.
+    unknown: Words for unknown classes, in lower case.
     place: Returns the name of a row in messages.
 
   Returns:
@@ -261,36 +316,75 @@ def mark(
   Raises:
     UsageError: If a value is not allowed.
   """
-  allowed = {'', TRAIN, TEST}
+  known, words = _known_labels(labels, class_names, settings, unknown)
+  by_client = settings.split_by == 'client'
   in_test = np.zeros(len(labels), bool)
-  for i, (label, split, content) in enumerate(zip(labels, splits, contents)):
-    if split not in allowed:
+  for i, (label, split, content) in enumerate(zip(known, splits, contents)):
+    if split not in ('', TRAIN, TEST):
       raise UsageError(
         f'{where}, {place(i)}: its {SPLIT} is {split!r}; allowed are {TRAIN},'
         f' {TEST} and nothing'
       )
     if split == TEST and not label:
-      raise UsageError(f'{where}, {place(i)}: a test example needs a label')
+      given = f', but its {LABEL} is {labels[i]!r}' if labels[i] else ''
+      raise UsageError(
+        f'{where}, {place(i)}: a test example needs a label{given}'
+      )
     # Only rows with labels can be for testing.
-    is_drawn = not split and label and is_in_share(content, test_share)
-    in_test[i] = split == TEST or is_drawn
-  class_names = tuple(class_names) or sorted_names(set(labels))
-  client_names = sorted_names(set(clients))
-  y = _number(labels, class_names)
-  unknown = [i for i in np.flatnonzero(y < 0).tolist() if labels[i]]
-  if unknown:
-    raise UsageError(
-      f'{where}, {place(unknown[0])}: its {LABEL} is {labels[unknown[0]]!r};'
-      f' allowed are {inspection.shown(class_names)} and nothing'
+    drawn = bool(label) and not split
+    whole = by_client and clients[i] or content
+    in_test[i] = split == TEST or (
+      drawn and is_in_share(whole, settings.test_share)
     )
-  return Marks(
-    y,
-    _number(clients, client_names),
-    in_test,
-    class_names,
-    client_names,
-    any(label and not split for label, split in zip(labels, splits)),
+  trained = {c for c, is_test in zip(clients, in_test) if not is_test}
+  # In a split by client, those that are for testing alone are no clients.
+  client_names = sorted_names(trained if by_client else set(clients))
+  every = tuple(class_names) or sorted_names(set(known))
+  y = _number(known, every)
+  wrong = [i for i in np.flatnonzero(y < 0).tolist() if known[i]]
+  if wrong:
+    raise UsageError(
+      f'{where}, {place(wrong[0])}: its {LABEL} is {known[wrong[0]]!r};'
+      f' allowed are {inspection.shown(every)} and nothing'
+    )
+  owners = _number(clients, client_names)
+  uses = set()
+  if any(w and w.casefold() in unknown for w in set(labels) - {*class_names}):
+    uses.add('class_words')
+  if any(label and not split for label, split in zip(known, splits)):
+    uses |= {'test_share', *(['split_by'] if client_names else [])}
+  problems = (
+    *inspection.unknown_problems(words),
+    *inspection.label_problems(every, y[~in_test], y[in_test]),
+    *inspection.owner_problems(
+      owners[~in_test], owners[in_test], 'split_by' in uses
+    ),
   )
+  return Marks(
+    y, owners, in_test, every, client_names, frozenset(uses), problems
+  )
+
+
+def _known_labels(
+  labels: Sequence[str],
+  class_names: Sequence[str],
+  settings: data_hparams.DataHparams,
+  unknown: Collection[str],
+) -> tuple[list[str], collections.Counter[str]]:
+  """Returns labels, '' for unknown ones, and the words of the latter."""
+  # Declared classes are classes, whatever they are called.
+  is_unknown = {
+    word: word not in class_names and settings.is_unknown(word, unknown)
+    for word in set(labels)
+  }
+  words = collections.Counter(word for word in labels if is_unknown[word])
+  known = ['' if is_unknown[label] else label for label in labels]
+  # pandas writes whole numbers of a column with gaps as floats.
+  if not class_names and all(
+    _WHOLE.fullmatch(name) for name in {*known} - {''}
+  ):
+    known = [label.partition('.')[0] for label in known]
+  return known, words
 
 
 def _number(values: Sequence[str], known: Sequence[str]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Texts in CSV files: `--dataset=text:PATH`, `--dataset=ag_news`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import os
+import re
 
 import numpy as np
 
@@ -19,6 +20,11 @@ DataHparams = data_hparams.DataHparams
 _TITLE, _TEXT = 'title', 'text'
 # The number of texts that are converted at a time.
 _BATCH = 2**14
+# Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, more than a word
+# has.
+_NO_SPACES = re.compile(
+  '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{8}'
+)
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
@@ -35,10 +41,10 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
     found.column(table.CLIENT),
     found.column(table.SPLIT),
     texts,
-    settings.test_share,
+    settings,
     place=found.places.__getitem__,
   )
-  return _info(name, path, path, texts, marks, settings)
+  return _info(name, path, path, texts, marks, settings, found.problems)
 
 
 def ag_news_folder(data_dir: str) -> str:
@@ -87,7 +93,7 @@ def find_ag_news(
     [''] * len(labels),
     splits,
     texts,
-    settings.test_share,
+    settings,
     class_names=classes,
   )
   about = 'AG News' if is_whole else 'AG News, but only its test.csv'
@@ -101,9 +107,9 @@ def _info(
   texts: Sequence[str],
   marks: table.Marks,
   settings: DataHparams,
+  problems: Sequence[inspection.Problem] = (),
 ) -> sources.Info:
   """Returns the facts of texts."""
-  inspection.refuse(where, marks.problems())
 
   def read() -> sources.DataSet:
     ordered = [texts[i] for i in marks.order]
@@ -112,6 +118,7 @@ def _info(
         ordered[start : start + _BATCH],
         settings.vocabulary_size,
         settings.max_words,
+        settings.text_unit,
       ).numpy()
       for start in range(0, len(ordered), _BATCH)
     ]
@@ -123,6 +130,27 @@ def _info(
   facts = marks.info(
     name=name,
     example_shape=(settings.max_words,),
-    uses=marks.uses | set(data_hparams.TEXTS),
+    uses=frozenset(data_hparams.TEXTS),
   )
-  return sources.Info(**facts, read=read)
+  facts['problems'] += (*problems, *_unit_problems(texts, settings))
+  return sources.Info(**facts, read=read, about={'where': where})
+
+
+def _unit_problems(
+  texts: Sequence[str], settings: DataHparams
+) -> Iterator[inspection.Problem]:
+  """Finds texts without content, or without spaces between words."""
+  empty = sum(not text.strip() for text in texts)
+  if empty:
+    yield inspection.Problem(
+      f'{empty:,} texts are empty', brief=f'{empty:,} texts empty'
+    )
+  count = sum(_NO_SPACES.search(text) is not None for text in texts)
+  is_words = settings.text_unit == data_hparams.WORDS
+  if is_words and count > len(texts) / 10:
+    yield inspection.Problem(
+      f'{count:,} of {len(texts):,} texts write words without spaces between'
+      ' them, and the whole would count as one word: give'
+      f' --text_unit={data_hparams.CHARACTERS}',
+      brief=f'{count:,} texts without spaces',
+    )

@@ -21,6 +21,7 @@ from tff_fssl import processes
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import seeds
+from tff_fssl.data import sources
 from tff_fssl.data.sources import images
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
@@ -78,7 +79,7 @@ class Stored(NamedTuple):
     return [split for split in _UNLABELED if split in self.sizes]
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
+def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   """Finds a data set by its JSON or by our table (see `sources.find`)."""
   preset = _preset(name, settings)
   known = names.DATA_SETS.get(name)
@@ -123,10 +124,8 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
   facts['num_train'] += num_further
   facts['uses'] = frozenset(uses)
   info = names.DataSetInfo(**facts)
-  return images.ImagesInfo(
-    **facts,
-    settings=settings,
-    decode=lambda: _decode(info, data_dir, settings, preset),
+  return sources.Info(
+    **facts, read=lambda: _decode(info, data_dir, settings, preset)
   )
 
 
@@ -154,7 +153,7 @@ def _decode(
   data_dir: str,
   settings: DataHparams,
   preset: names.SplitPreset | None,
-) -> images.Decoded:
+) -> sources.DataSet:
   """Decodes a set, or rejects files that are not the set of our table."""
   stored = read_stored(info.name, data_dir)
   is_known = bool(info.mean)
@@ -188,7 +187,7 @@ def _decode(
     moments=(info.mean, info.std) if is_known else (),
   )
   try:
-    return images.decode(found)
+    return images.decode(found)[0]
   except (UsageError, OSError):
     raise
   except Exception as error:  # pylint: disable=broad-except

@@ -16,7 +16,6 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
-from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.data import sources
 from tff_fssl.data.sources import table
@@ -29,6 +28,8 @@ _COLUMNS = (*_VECTORS, _Y, table.CLIENT, table.SPLIT)
 # Of n training examples, no number is further than sqrt(n - 1) deviations from
 # its mean (Samuelson's inequality).
 MAX_DEVIATIONS = 1e4
+# Of float32 numbers that differ; smaller ones are taken for constant.
+_LEAST_STD = 1e-30
 # Name -> values, one for each example.
 _Arrays = Mapping[str, np.ndarray]
 
@@ -60,7 +61,12 @@ def find(
     raise UsageError(
       f'--dataset={name}: a file of vectors ends with {", ".join(_READERS)}'
     )
-  arrays = dict(_READERS[ending](path))
+  arrays = {
+    column: values
+    for column, values in _READERS[ending](path).items()
+    # pandas writes the index of a filtered frame.
+    if not column.startswith('__index_level_')
+  }
   known = (*_COLUMNS, *([_CLASSES] if ending == '.npz' else []))
   unknown = [column for column in arrays if column not in known]
   if _X not in arrays or unknown:
@@ -79,10 +85,9 @@ def find(
     _texts(path, arrays.get(table.CLIENT), len(x), table.CLIENT),
     _texts(path, arrays.get(table.SPLIT), len(x), table.SPLIT),
     (row.tobytes() for row in x[:, 0]),
-    settings.test_share,
+    settings,
     class_names=class_names,
   )
-  inspection.refuse(path, marks.problems())
   rows = marks.order
   x = x[rows]
 
@@ -90,7 +95,7 @@ def find(
     mean, std = moments(x[: marks.num_train, 0])
     return marks.data_set(name, x, path, settings.test_share, mean, std)
 
-  uses = marks.uses.union(
+  uses = frozenset().union(
     () if num_weak else data_hparams.WEAK_VECTORS,
     () if num_strong else data_hparams.STRONG_VECTORS,
   )
@@ -152,8 +157,10 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
   mean = np.asarray(sum(piece.sum(axis=0) for piece in pieces())) / len(x)
   square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces()) / len(x)
   std = np.sqrt(square)
-  # Rounding may give a constant number a tiny deviation.
-  std = np.where(std > 1e-6 * np.abs(mean) + 1e-30, std, 1.0)
+  # Rounding may give a constant number a tiny deviation, and another mean.
+  constant = (x == x[0]).all(axis=0)
+  mean = np.where(constant, x[0], mean)
+  std = np.where(constant | (std < _LEAST_STD), 1.0, std)
   return tuple(mean.tolist()), tuple(std.tolist())
 
 
@@ -248,6 +255,8 @@ def _labels(
       + '; it must be one class for each example, (N,)'
       + (': y.argmax(1)' if is_one_hot else '')
     )
+  if values is not None and values.dtype == bool:
+    values = values.astype(str)
   labels = _texts(path, values, count, _Y)
   if values is None or not all(
     isinstance(value, int | float) for value in values.tolist() if value

@@ -319,9 +319,14 @@ class _Writer:
     return {
       'example_shape': list(data.example_shape),
       'class_names': list(data.class_names),
+      'unknown_words': sorted(
+        word for word in data_names.UNKNOWN_WORDS if settings.is_unknown(word)
+      ),
       'resize': settings.resize,
+      'bit_depth': data.bit_depth,
       'vocabulary_size': settings.vocabulary_size,
       'max_words': settings.max_words,
+      'text_unit': settings.text_unit,
       'max_examples': self._max_examples(),
       'labeled_also_unlabeled': self.config.run.labeled_also_unlabeled,
       'labels_at_server': self.config.round.scenario

@@ -13,6 +13,9 @@ _ABOUT = {
   'resize': 'crop',
   'vocabulary_size': 100,
   'max_words': 5,
+  'text_unit': 'words',
+  'bit_depth': 16,
+  'unknown_words': ['', '-1', 'unlabeled', 'unknown'],
 }
 
 
@@ -28,7 +31,7 @@ def _read(app, monkeypatch):
 
 
 def test_folders_of_images(read, app, tmp_path):
-  for name, level in (('dog/a', 10), ('cat/b', 20), ('unlabeled/c', 30)):
+  for name, level in (('dog/a', 10), ('cat/b', 20), ('Unknown/c', 30)):
     path = tmp_path / f'{name}.png'
     path.parent.mkdir()
     Image.new('RGB', (9, 8), (level,) * 3).save(path)

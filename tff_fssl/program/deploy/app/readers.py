@@ -28,7 +28,8 @@ def read(
     path: A folder with images (CLASS/*.jpg, unlabeled/*.jpg), a file .csv with
       columns text and label, or a file .npz with arrays x and y, where x are
       examples as the network's views take them. Labels are names of classes,
-      in an .npz file also their numbers; '' or -1, also as text: not known.
+      in an .npz file also their numbers; '', -1, NaN, unlabeled and the like:
+      not known.
     folder: The folder of the program, unless it is in this app.
 
   Returns:
@@ -60,12 +61,10 @@ def read(
 def _class_of(label: Any, about: dict[str, Any], path: str) -> int:
   """Returns the number of a class, or -1 if the label is not known."""
   names = about['class_names']
-  if label in ('', work.UNKNOWN_LABEL, None):
-    return -1
   if isinstance(label, int) and 0 <= label < len(names):
     return label
-  # In a table, numbers are text. A class may have that name.
-  if label == str(work.UNKNOWN_LABEL) and label not in names:
+  word = '' if label is None else str(label).strip()
+  if word not in names and word.casefold() in about['unknown_words']:
     return -1
   if str(label) not in names:
     raise ReadError(f'{path}: {label!r} is no class; classes are {names}')
@@ -78,13 +77,14 @@ def _read_images(
 ) -> tuple[np.ndarray, Sequence[str]]:
   """Reads class folders, as `--dataset=folder:` does."""
   pictures = _import('pictures', folder)
-  form = pictures.Form(tuple(about['example_shape']), about['resize'])
+  form = pictures.Form(
+    tuple(about['example_shape']), about['resize'], about['bit_depth']
+  )
   found, labels = [], []
   for path in sorted(pathlib.Path(folder).glob('*/*')):
     if not path.name.startswith('.') and pictures.is_image(path.name):
       found.append(pictures.read(path, form).pixels)
-      label = path.parent.name
-      labels.append('' if label == UNLABELED else label)
+      labels.append(path.parent.name)
   if not found:
     raise ReadError(f'{folder}: has no images in CLASS/ or {UNLABELED}/')
   return np.stack(found), labels
@@ -117,7 +117,9 @@ def _read_texts(
   texts = [
     ' '.join(filter(None, (row.get('title'), row['text']))) for row in rows
   ]
-  words = text_views.tokens(texts, about['vocabulary_size'], about['max_words'])
+  words = text_views.tokens(
+    texts, about['vocabulary_size'], about['max_words'], about['text_unit']
+  )
   return words.numpy(), [row.get('label') or '' for row in rows]
 
 
