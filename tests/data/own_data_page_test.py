@@ -90,14 +90,26 @@ def test_its_folders(page, tmp_path):
 
 
 def _write_texts(page, folder):
-  rows = re.search(r'```text\n(.*?)```', page, re.DOTALL)[1]
+  rows = re.findall(r'```text\n(.*?)```', page, re.DOTALL)[1]
   more = [f',Text {i},{("sport", "money")[i % 2]},ben,' for i in range(100)]
   (folder / 'news.csv').write_text(rows + '\n'.join(more) + '\n')
+
+
+def _write_table(page, folder):
+  header, *rows = re.findall(r'```text\n(.*?)```', page, re.DOTALL)[0].split()
+  for i in range(3, 100):
+    label, hospital = ('flu', 'cold', '')[i % 3], ('north', 'south')[i % 2]
+    smoker = ('yes', 'no')[i % 7 > 3]
+    rows.append(
+      f'p{i},{20 + i},{smoker},2024-03-{1 + i % 9:02},{hospital},{label}'
+    )
+  (folder / 'patients.csv').write_text('\n'.join([header, *rows]) + '\n')
 
 
 def _write_what_the_commands_name(page, folder):
   exec(_python(page)[0], {})
   _write_texts(page, folder)
+  _write_table(page, folder)
   picture_folders.class_folders(folder / 'photos', {'cat': 60, 'dog': 60})
   clients = {
     f'f{i}': (x, np.arange(len(y)) % 10)
@@ -125,11 +137,11 @@ def _write_what_the_commands_name(page, folder):
 def test_its_commands(page, tmp_path):
   _write_what_the_commands_name(page, tmp_path)
   checked = [config.parse_config(given) for given in _commands(page)]
-  assert [c.info.num_classes for c in checked] == [2, 10, 10, 2, 2]
+  assert [c.info.num_classes for c in checked] == [2, 10, 10, 2, 2, 2]
   assert checked[0].run.output_dir.startswith('runs/fl2_photos_')
   assert checked[1].run.partition == 'natural'
   given = _commands(page, 'python programs/data.py')
-  assert len(given) == 5
+  assert len(given) == 6
   for argv in given:
     assert data_main.data_main(argv) == 0
   ((*_, folder),) = _commands(page, 'hf download')
@@ -149,7 +161,7 @@ def test_its_vectors(page):
 
 def test_its_texts(page, tmp_path):
   _write_texts(page, tmp_path)
-  checked = config.parse_config(_commands(page)[4])
+  checked = config.parse_config(_commands(page)[5])
   data = sources.load_found(checked.info, None)
   assert data.class_names == ('money', 'sport')
   assert data.client_names == ('anna', 'ben')

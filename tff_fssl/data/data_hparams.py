@@ -128,9 +128,21 @@ class DataHparams:
   )
   client_field: str = hparam(
     '',
-    'huggingface:OWNER/NAME: the column with the client of each image, for'
-    ' --partition=natural.',
+    'Column with the client of each row, for --partition=natural. If empty, it'
+    ' is found in a table by its name, such as client or hospital.',
     when=_read('client_field'),
+  )
+  split_field: str = hparam(
+    '',
+    'Column of a table (features:PATH.csv) with train or test. If empty, it is'
+    ' split, if there is one.',
+    when=_read('split_field'),
+  )
+  drop: str = hparam(
+    '',
+    'Columns of a table to leave out, with commas between them, such as those'
+    ' of names and identifiers.',
+    when=_read('drop'),
   )
   split_preset: str = hparam(
     names.OFFICIAL,

@@ -113,6 +113,14 @@ def normalize(
   examples = measured_examples(config, data, partition)
   if config.is_private:
     _check_classes(config, data, examples)
+    if getattr(config.info, 'columns', ()):
+      raise UsageError(
+        f'--dataset={config.run.dataset}: how the columns of a table become'
+        " numbers is learned from all rows, clients' too, but with"
+        f' --aggregator={config.aggregator.aggregator} nothing about them may'
+        ' become part of the model; write the vectors yourself (features: with'
+        ' a column x)'
+      )
   kind = data.train.kind
   if kind == data_names.TEXTS:
     return data

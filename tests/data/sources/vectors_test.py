@@ -225,7 +225,7 @@ def test_booleans_are_neither_text_nor_numbers(tmp_path, kind, name):
 
 def test_other_files(tmp_path):
   with pytest.raises(UsageError, match=r'ends with \.npz, \.parquet'):
-    _load(tmp_path / 'a.csv')
+    _load(tmp_path / 'a.xlsx')
   with pytest.raises(UsageError, match='give the path, features:PATH'):
     _load('')
 

@@ -25,6 +25,7 @@ from tff_fssl.hparams import closest
 
 LABEL, CLIENT, SPLIT = 'label', 'client', 'split'
 TRAIN, TEST = 'train', 'test'
+INDEX = '__index_level_'
 _WHOLE = re.compile(r'\d+(?:\.0+)?', re.ASCII)
 _SEPARATORS = (';', '\t', '|')
 # So many lines within one field look like rows that a quote swallowed.
@@ -71,18 +72,30 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
   Raises:
     UsageError: If it cannot be read, or has other columns.
   """
-  is_parquet = path.endswith('.parquet')
-  columns, rows = (_read_parquet if is_parquet else read_csv)(path)
+  table = read_all(path)
+  columns = list(table.cells)
   every = (*needed, *optional)
   unknown = [column for column in columns if column not in every]
   missing = [column for column in needed if column not in columns]
-  if missing or unknown or len(set(columns)) < len(columns):
+  if missing or unknown:
     hint = closest(unknown[0], missing or every) if unknown else ''
     raise UsageError(
       f'{path}: its columns are {", ".join(columns)[:80] or "none"}; it must'
       f' have {" and ".join(needed)}, and may have {", ".join(optional)}{hint}'
     )
-  rows = list(rows)
+  return table
+
+
+def read_all(path: str) -> Table:
+  """Reads a CSV or Parquet file of any columns (see `read`)."""
+  is_parquet = path.endswith('.parquet')
+  columns, found = (_read_parquet if is_parquet else read_csv)(path)
+  rows = list(found)
+  if len(set(columns)) < len(columns):
+    raise UsageError(
+      f'{path}: its columns are {", ".join(columns)[:80]}; each must have a'
+      ' name of its own'
+    )
   problems = () if is_parquet else tuple(_swallowed(rows, len(columns)))
   table = Table({column: [] for column in columns}, [], problems)
   for number, values in rows:
@@ -181,7 +194,12 @@ def read_parquet(path: str) -> Any:
 def _read_parquet(
   path: str,
 ) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
-  columns = read_parquet(path).to_pydict()
+  columns = {
+    name: values
+    for name, values in read_parquet(path).to_pydict().items()
+    # pandas writes the index of a filtered frame.
+    if not name.startswith(INDEX)
+  }
   rows = zip(*([_text(v) for v in values] for values in columns.values()))
   return list(columns), enumerate(map(list, rows), 1)
 

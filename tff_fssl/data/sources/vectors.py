@@ -1,9 +1,10 @@
-"""Vectors in NPZ or Parquet files: `--dataset=features:PATH`.
+"""Vectors in NPZ or Parquet files, and tables: `--dataset=features:PATH`.
 
 Columns are `x`, (N, D), and `y`, N classes as text or integers. Optional
 columns are `client`, `split`, `x_weak` and `x_strong`. The last two are views,
 (N, D) or (N, K, D). An NPZ file may also have `class_names`, the names of the
-integers in `y`.
+integers in `y`. CSV files, and Parquet files without `x`, are tables: see
+`columns`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.data import names
 from tff_fssl.data import sources
+from tff_fssl.data.sources import columns as columns_lib
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
@@ -25,6 +27,13 @@ from tff_fssl.hparams import closest
 _X, _Y, _WEAK, _STRONG, _CLASSES = 'x', 'y', 'x_weak', 'x_strong', 'class_names'
 _VECTORS = (_X, _WEAK, _STRONG)
 _COLUMNS = (*_VECTORS, _Y, table.CLIENT, table.SPLIT)
+_TABLES = ('.csv', '.csv.gz', '.tsv', '.csv.zip')
+# Usual names of a table's columns, in lower case.
+_USUAL = {
+  table.LABEL: ('label', 'class', 'target', 'y', 'diagnosis', 'outcome'),
+  table.CLIENT: ('client', 'hospital', 'site', 'center', 'centre'),
+  table.SPLIT: ('split',),
+}
 # Of n training examples, no number is further than sqrt(n - 1) deviations from
 # its mean (Samuelson's inequality).
 MAX_DEVIATIONS = 1e4
@@ -43,12 +52,14 @@ class VectorInfo(sources.Info):
     rows: int [N], the row of each example in the file, from 0.
     num_weak: The number of weak views among the V, after the plain one.
     num_strong: The number of strong views, after the weak ones.
+    columns: The columns of a table, else ().
   """
 
   x: np.ndarray
   rows: np.ndarray
   num_weak: int
   num_strong: int
+  columns: Sequence[columns_lib.Column] = ()
 
 
 def find(
@@ -56,17 +67,21 @@ def find(
 ) -> VectorInfo:
   """Reads the whole file (see `sources.find`)."""
   path = table.resolve_path(name, data_dir, names.FEATURES)
+  if path.endswith(_TABLES):
+    return _find_table(name, path, settings)
   ending = next((end for end in _READERS if path.endswith(end)), None)
   if ending is None:
     raise UsageError(
-      f'--dataset={name}: a file of vectors ends with {", ".join(_READERS)}'
+      f'--dataset={name}: a file of vectors ends with {", ".join(_READERS)}, a'
+      f' table with {", ".join(_TABLES)}'
     )
   arrays = {
     column: values
     for column, values in _READERS[ending](path).items()
-    # pandas writes the index of a filtered frame.
-    if not column.startswith('__index_level_')
+    if not column.startswith(table.INDEX)
   }
+  if ending == '.parquet' and _X not in arrays:
+    return _find_table(name, path, settings)
   known = (*_COLUMNS, *([_CLASSES] if ending == '.npz' else []))
   unknown = [column for column in arrays if column not in known]
   if _X not in arrays or unknown:
@@ -107,6 +122,69 @@ def find(
     rows=rows,
     num_weak=num_weak,
     num_strong=num_strong,
+  )
+
+
+def _find_table(
+  name: str, path: str, settings: data_hparams.DataHparams
+) -> VectorInfo:
+  """Reads a table (see `sources.describe`)."""
+  cells, places, problems = table.read_all(path)
+  flags = {role: getattr(settings, f'{role}_field') for role in _USUAL}
+  roles, features = columns_lib.choose(
+    list(cells), flags, _USUAL, settings.drop
+  )
+  if table.LABEL not in roles:
+    raise UsageError(
+      f'{path}: its columns are {", ".join(cells)}; name that of the classes by'
+      ' --label_field'
+    )
+  column = lambda role: (
+    cells[roles[role]] if role in roles else [''] * len(places)
+  )
+  used = {feature: cells[feature] for feature in features}
+  marks = table.mark(
+    path,
+    column(table.LABEL),
+    column(table.CLIENT),
+    column(table.SPLIT),
+    map('\x1f'.join, zip(*used.values())),
+    settings,
+    place=places.__getitem__,
+  )
+  columns, found = columns_lib.learn(path, used, places, marks.in_test)
+  rows = marks.order
+  x = columns_lib.encode(columns, used, path)[rows, np.newaxis]
+  about = {
+    **roles,
+    'columns': columns_lib.describe(columns),
+  }
+
+  def read() -> sources.DataSet:
+    mean, std = moments(x[: marks.num_train, 0])
+    text = ', '.join(f'{role} {column}' for role, column in roles.items())
+    return marks.data_set(
+      name, x, f'{path}: {text}', settings.test_share, mean, std
+    )
+
+  facts = marks.info(
+    name=name,
+    example_shape=x.shape[1:],
+    uses=frozenset(
+      {*data_hparams.WEAK_VECTORS, *data_hparams.STRONG_VECTORS}
+      | {'drop', *(f'{role}_field' for role in _USUAL)}
+    ),
+  )
+  facts['problems'] += (*problems, *found)
+  return VectorInfo(
+    **facts,
+    read=read,
+    about=about,
+    x=x,
+    rows=rows,
+    num_weak=0,
+    num_strong=0,
+    columns=columns,
   )
 
 
