@@ -92,6 +92,8 @@ def _draw_settings(draw):
     'min_client_examples': 0,
     'class_draws': draw(st.sampled_from(names.CLASS_DRAWS)),
     'shards_per_client': draw(st.integers(1, 4)),
+    'classes_per_client': draw(st.integers(1, 2)),
+    'size_skew': draw(st.sampled_from([names.LINEAR, names.SQUARE])),
     'num_validation': draw(st.integers(0, 5)),
     'num_unlabeled': draw(st.sampled_from([0, 0, 7, 42, 70, 10**4])),
     'full_labels': draw(st.booleans()),
@@ -235,6 +237,10 @@ def _check_sizes(p, labels, unknown, owners):
     assert shares.sum() == rest
   elif own.partition == names.PAIRS:
     assert shares.sum() == rest and shares.max() - shares.min() <= 1
+  elif own.partition == names.SIZES:
+    assert shares.sum() == rest and (np.diff(shares) >= -1).all()
+  elif own.partition == names.CLASSES:
+    assert shares.sum() <= rest
   elif own.partition == names.SHARDS:
     assert shares.sum() == rest
     assert shares.max() - shares.min() <= own.shards_per_client
@@ -269,6 +275,7 @@ def _check_drawn(p, build):
     names.PAIRS,
     names.DIRICHLET,
     names.IID,
+    names.SIZES,
   ):
     # Known and unknown classes have a remainder each.
     assert 0 <= left_out < 2 * own.num_clients

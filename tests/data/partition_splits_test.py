@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -447,3 +449,44 @@ def test_labels_that_cannot_be_split(settings, text):
     given |= {'num_clients': 2, 'client_labels': names.OWN}
   with pytest.raises(UsageError, match=text):
     _build(labels, **(given | settings))
+
+
+@pytest.mark.parametrize('num_classes', [1, 2, 3])
+def test_exactly_k_classes_a_client(num_classes):
+  hidden = [np.arange(100 * c, 100 * c + 60) for c in range(10)]
+  settings = partition_settings.PartitionSettings(
+    10, 10, 10, partition='classes', classes_per_client=num_classes
+  )
+  clients = partition_splits.split(hidden, settings)
+  counts = np.array([np.bincount(c // 100, minlength=10) for c in clients])
+  assert ((counts > 0).sum(axis=1) == num_classes).all()
+  # Ten clients have all ten classes, which are given away whole.
+  assert (counts.sum(axis=0) == 60).all()
+  for of_class in counts.T:
+    assert np.ptp(of_class[of_class > 0]) <= 1
+  with pytest.raises(UsageError, match='--classes_per_client=11: must be at'):
+    partition_settings.PartitionSettings(
+      10, 10, 10, partition='classes', classes_per_client=11
+    )
+
+
+@pytest.mark.parametrize(
+  'skew, sizes',
+  [
+    ('linear', [10, 20, 30, 40]),
+    ('square', [3, 14, 30, 53]),
+    ('exponential', [3, 9, 23, 65]),
+  ],
+)
+def test_clients_of_unequal_sizes(skew, sizes):
+  hidden = [np.arange(50), np.arange(50, 100)]
+  settings = partition_settings.PartitionSettings(
+    2, 4, 2, partition='sizes', size_skew=skew
+  )
+  clients = partition_splits.split(hidden, settings)
+  np.testing.assert_allclose([*map(len, clients)], sizes, atol=1)
+  assert sorted(np.concatenate(clients).tolist()) == list(range(100))
+  with pytest.raises(UsageError, match='the smallest of 90 clients would have'):
+    partition_splits.split(
+      hidden, dataclasses.replace(settings, num_clients=90)
+    )

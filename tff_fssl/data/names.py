@@ -44,8 +44,16 @@ FEDMATCH = 'fedmatch'
 EXTREME = 'extreme'
 SHARDS = 'shards'
 PAIRS = 'pairs'
+CLASSES = 'classes'
+SIZES = 'sizes'
 NATURAL = 'natural'
-PARTITIONS = (IID, DIRICHLET, FEDMATCH, EXTREME, SHARDS, PAIRS, NATURAL)
+PARTITIONS = (
+  *(IID, DIRICHLET, CLASSES, SIZES),
+  *(FEDMATCH, EXTREME, SHARDS, PAIRS, NATURAL),
+)
+# Sizes of the k-th client, from 1, in `sizes`: k, k^2 or e^k parts.
+LINEAR, SQUARE, EXPONENTIAL = 'linear', 'square', 'exponential'
+SIZE_SKEWS = (LINEAR, SQUARE, EXPONENTIAL)
 # Partitions that `alpha` shapes.
 WITH_ALPHA = (DIRICHLET, PAIRS)
 # `alpha` is the concentration of each class, or the sum over classes.

@@ -20,9 +20,15 @@ _VERSION = 3
 # The setting that is new in version 3. Files without it have version 2.
 _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
-# Later settings that change only drawing. Files omit them if they are not set,
-# so that old partitions are written as before.
-_LATER = ('num_unlabeled', 'client_label_classes', 'labeled_also_unlabeled')
+# Later settings that change only drawing. Files omit their defaults, so that old
+# partitions are written as before.
+_LATER = {
+  'num_unlabeled': 0,
+  'client_label_classes': 0,
+  'labeled_also_unlabeled': False,
+  'classes_per_client': 2,
+  'size_skew': names.LINEAR,
+}
 # The greatest number of ticks on an axis of the plot.
 _MAX_TICKS = 25
 # Characters of a class's name.
@@ -170,8 +176,8 @@ class Partition:
       held_out['client_test'] = [a.tolist() for a in self.client_test]
     else:
       del settings[_TEST_FRACTION]
-    for name in _LATER:
-      if not settings[name]:
+    for name, default in _LATER.items():
+      if settings[name] == default:
         del settings[name]
     return json.dumps(
       {

@@ -43,6 +43,9 @@ class PartitionSettings:
     class_draws: The method of drawing the numbers of examples of each class
       with `fedmatch` and `extreme`, one of `names.CLASS_DRAWS`.
     shards_per_client: The number of a client's shards (`shards`), >= 1.
+    classes_per_client: The number of a client's classes (`classes`), >= 1.
+    size_skew: The growth of clients' sizes (`sizes`), one of
+      `names.SIZE_SKEWS`.
     num_validation: The number of validation examples, >= 0.
     num_unlabeled: The number of remaining examples that all clients together
       get besides their labels, before any are held out. At least one for each
@@ -92,6 +95,8 @@ class PartitionSettings:
   min_client_examples: int = 10
   class_draws: str = names.EXACT
   shards_per_client: int = 2
+  classes_per_client: int = 2
+  size_skew: str = names.LINEAR
   num_validation: int = 0
   num_unlabeled: int = 0
   full_labels: bool = False
@@ -111,6 +116,7 @@ class PartitionSettings:
       ('client_labels', names.CLIENT_LABELS),
       ('alpha_meaning', names.ALPHA_MEANINGS),
       ('class_draws', names.CLASS_DRAWS),
+      ('size_skew', names.SIZE_SKEWS),
     ):
       choice = getattr(self, flag)
       if choice not in allowed:
@@ -127,6 +133,7 @@ class PartitionSettings:
       ('num_unlabeled', 0),
       ('client_label_classes', 0),
       ('shards_per_client', 1),
+      ('classes_per_client', 1),
     ):
       if getattr(self, flag) < least:
         raise UsageError(
@@ -211,6 +218,14 @@ class PartitionSettings:
         f'--num_clients={self.num_clients} --partition=pairs: must be even; for'
         f' example {self.num_clients + 1}'
       )
+    if (
+      self.partition == names.CLASSES
+      and self.classes_per_client > self.num_classes
+    ):
+      raise UsageError(
+        f'--classes_per_client={self.classes_per_client}: must be at most the'
+        f' number of classes ({self.num_classes})'
+      )
     if self.has_rows and self.num_classes != _ROW_CLASSES:
       raise UsageError(
         f'--partition={self.partition}: has shares of {_ROW_CLASSES} classes,'
@@ -256,6 +271,8 @@ class PartitionSettings:
       names.FEDMATCH: f"FedMatch's shares{drawn}",
       names.EXTREME: f"ProtoFSSL's extreme shares{drawn}",
       names.SHARDS: f'shards of classes, {self.shards_per_client} a client',
+      names.CLASSES: f'{self.classes_per_client} classes a client',
+      names.SIZES: f'IID, {self.size_skew} sizes',
       names.PAIRS: f'pairs of clients by Dirichlet({alpha})',
       names.NATURAL: 'natural',
     }[self.partition]

@@ -52,6 +52,10 @@ def split(
     return _split_shards(hidden, settings, rng)
   if settings.partition == names.PAIRS:
     return split_pairs(hidden, settings, rng)
+  if settings.partition == names.CLASSES:
+    return split_classes(hidden, settings, rng)
+  if settings.partition == names.SIZES:
+    return _split_sizes(np.concatenate(hidden), settings, rng)
   if settings.partition in _ROWS:
     return take(hidden, _row_counts(hidden, settings, rng))
   if settings.equal_sizes:
@@ -82,6 +86,80 @@ def split_evenly(
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
+
+
+def split_classes(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator,
+) -> list[np.ndarray]:
+  """Gives each client examples of exactly so many classes.
+
+  Client k has class k, modulo the number of classes, and others drawn at
+  random. Clients that have a class share its examples equally ("#C = k" of
+  NIID-Bench, Li et al. 2022). Examples of a class that no client has are left
+  out.
+
+  Args:
+    hidden: The examples of each class, int64.
+    settings: The number of clients, and `classes_per_client`.
+    rng: The random generator.
+
+  Returns:
+    The examples of each client, class by class.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> settings = PartitionSettings(
+    ...   3, num_clients=3, num_labels=3, classes_per_client=2
+    ... )
+    >>> hidden = [np.full(6, c) for c in range(3)]
+    >>> rng = np.random.default_rng(0)
+    >>> for client in partition_splits.split_classes(hidden, settings, rng):
+    ...   print(np.bincount(client, minlength=3))
+    [2 0 3]
+    [2 6 0]
+    [2 0 3]
+  """
+  num_classes, num_clients = len(hidden), settings.num_clients
+  has = np.zeros((num_clients, num_classes), bool)
+  for client, row in enumerate(has):
+    first = client % num_classes
+    others = rng.permutation(np.delete(np.arange(num_classes), first))
+    row[[first, *others[: settings.classes_per_client - 1]]] = True
+  parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+  for members, clients in zip(hidden, map(np.flatnonzero, has.T)):
+    pieces = np.array_split(members, max(1, len(clients)))
+    for client, piece in zip(clients.tolist(), pieces):
+      parts[client].append(piece)
+  return [np.concatenate(own) for own in parts]
+
+
+def _split_sizes(
+  examples: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator,
+) -> list[np.ndarray]:
+  """Gives the k-th client, from 1, k, k^2 or e^k parts of the examples."""
+  place = np.arange(1, settings.num_clients + 1)
+  parts = {
+    names.LINEAR: place,
+    names.SQUARE: place**2,
+    # Relative to the last client's, for e^k may be infinite.
+    names.EXPONENTIAL: np.exp(place - settings.num_clients),
+  }[settings.size_skew]
+  bounds = np.rint(np.cumsum(parts) / np.sum(parts) * len(examples))
+  found = np.split(rng.permutation(examples), bounds[:-1].astype(int))
+  smallest = min(map(len, found))
+  if not smallest:
+    raise UsageError(
+      f'--size_skew={settings.size_skew}: the smallest of'
+      f' {settings.num_clients} clients would have no example; lower'
+      f' --num_clients{settings.or_more_unlabeled}, or choose linear'
+    )
+  return found
 
 
 def split_pairs(

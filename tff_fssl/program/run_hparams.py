@@ -251,6 +251,20 @@ class RunHparams:
     maximum=10**6,
     when=lambda run: run.partition == data_names.SHARDS,
   )
+  classes_per_client: int = hparam(
+    2,
+    'Number of classes of each client (--partition=classes).',
+    minimum=1,
+    maximum=10**6,
+    when=lambda run: run.partition == data_names.CLASSES,
+  )
+  size_skew: str = hparam(
+    data_names.LINEAR,
+    'Sizes of clients (--partition=sizes): the k-th of them has k parts of the'
+    ' examples (linear), k^2 (square) or e^k (exponential).',
+    choices=data_names.SIZE_SKEWS,
+    when=lambda run: run.partition == data_names.SIZES,
+  )
   streaming_steps: int = hparam(
     1,
     "Number of parts into which each client's unlabelled examples are cut, at"
