@@ -20,8 +20,8 @@ _VERSION = 3
 # The setting that is new in version 3. Files without it have version 2.
 _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
-# Later settings that change only drawing. Files omit their defaults, so that old
-# partitions are written as before.
+# Later settings that change only drawing. Files omit their defaults, so that
+# old partitions are written as before.
 _LATER = {
   'num_unlabeled': 0,
   'client_label_classes': 0,
