@@ -35,14 +35,15 @@ from tff_fssl.client import batches
 from tff_fssl.client import compute
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
 from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute
-from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
+from tff_fssl.rounds import plan as plan_lib
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
@@ -214,13 +215,16 @@ class Step:
     Sets the weights from which the networks start.
     """
     algorithm = task.algorithm
-    factory = network_factory.NetworkFactory(
-      network_factory.network_fn(task.model_fn, algorithm),
-      dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
-      image_shape=_SHAPE,
-      num_classes=None,
+    hparams = dataclasses.replace(task.hparams, compute_dtype=compute_dtype)
+    plan = plan_lib.build_plan(
+      task.model_fn,
+      dataclasses.replace(algorithm, round=hparams),
+      plan_lib.DataSpec(
+        clients.element_spec(_SHAPE), task.views, num_clients=1
+      ),
       seed=0,
     )
+    factory = plan.networks
     network, further, initial = factory.make_initial(), {}, {}
     for name, declared in algorithm.networks().items():
       if declared.build is None:
@@ -230,7 +234,7 @@ class Step:
           declared.build, network
         )
     self._networks = base.Networks(network, further)
-    received = round_compute.receive(network, algorithm, _NUM_CLASSES)
+    received = round_compute.receive(plan, network)
     more = {
       name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
       for name, value in received.values.items()

@@ -5,22 +5,48 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tff_fssl.client import training
+from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import names
-from tff_fssl.lazy import tf
+from tff_fssl.interface import round_hparams as round_hparams_lib
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
 
 _VIEW_KINDS = ('plain', 'weak', 'strong')
 
 
+def check(
+  plan: plan_lib.Plan, model_type: tff.Type, message_type: tff.Type
+) -> None:
+  """Checks what only a plan, and the types of its messages, tell.
+
+  Args:
+    plan: The plan.
+    model_type: The type of the `ServerModel`.
+    message_type: The type of the `Message` to clients.
+
+  Raises:
+    UsageError: If the algorithm names something that does not exist, or stands
+      for two things, or if statistics cannot be gathered as they should be.
+  """
+  model = server_model.ServerModel(
+    *tff.types.type_to_tf_tensor_specs(model_type)
+  )
+  check_names(plan, model, tff.structure.name_list(message_type.sets))
+  in_training = plan.gathers_statistics and not plan.has_last_phases
+  if plan.groups is not None and in_training:
+    raise UsageError(
+      f'--statistics_phase={round_hparams_lib.TRAINING}: clients of this'
+      ' algorithm start from the models of their groups; set'
+      f' --statistics_phase={round_hparams_lib.OWN}, or another --norm'
+    )
+
+
 def check_names(
-  algorithm: base.Algorithm,
-  states: states_lib.States,
-  model: server_model.ServerModel,
-  sent: Collection[str],
+  plan: plan_lib.Plan, model: server_model.ServerModel, sent: Collection[str]
 ) -> None:
   """Checks that the sets, streams and views that an algorithm names exist.
 
@@ -28,14 +54,14 @@ def check_names(
   where these meet.
 
   Args:
-    algorithm: The algorithm.
-    states: Its states.
+    plan: The plan.
     model: The model, of `tf.TensorSpec`s.
     sent: The names of the sets that the server may send to clients.
 
   Raises:
     UsageError: If one of them does not exist, or stands for two things.
   """
+  algorithm, states = plan.algorithm, plan.states
   own = dict.fromkeys((channels.MODEL, channels.PLACE))
   names.join('networks or channels', own, algorithm.networks())
   # Another network can start only from sets that are a network's weights.
