@@ -241,24 +241,18 @@ class Step:
       if name in _MOST_EXPENSIVE
     }
     received = received._replace(values={**received.values, **more})
-    self._weights = algorithm.start(received.weights, received.values)
+    self._weights = algorithm.start(
+      base.MODEL, received.weights, received.values
+    )
     self._auxiliary_weights = {
-      name: self._start(name, declared, received, initial)
-      for name, declared in algorithm.networks().items()
+      name: algorithm.start(
+        name,
+        initial[name]() if name in initial else self._weights,
+        received.values,
+      )
+      for name in further
     }
     return received, initial
-
-  @staticmethod
-  def _start(name, declared, received, initial):
-    """The weights from which an auxiliary network starts."""
-    weights = received.weights
-    if name in initial:
-      weights = initial[name]()
-    elif declared.starts_from:
-      weights = received.values[declared.starts_from]
-    if declared.start is not None:
-      weights = declared.start(weights, received.values)
-    return weights
 
   def _prepared(self, algorithm, client):
     """What the algorithm prepares, but all examples are selected."""
@@ -273,8 +267,7 @@ class Step:
     return base.Prepared(
       tf.range(num),
       {**prepared.per_example, **passes},
-      prepared.constants,
-      carried=prepared.carried,
+      prepared.values,
     )
 
   def _build_bare(self, algorithm, batch, optimizer, rate):
@@ -286,15 +279,23 @@ class Step:
     model = self._networks.model
     own_slots = optimizer.initialize(model)
 
+    def descend(name, gradients, rate_factor=1.0):
+      is_model = name == base.MODEL
+      optimizer.apply(
+        model if is_model else self._networks[name],
+        own_slots if is_model else slots[name],
+        gradients,
+        rate * rate_factor,
+      )
+
+    networks = dataclasses.replace(self._networks, descend=descend)
+
     @tf.function(autograph=False)
     def bare():
-      for step in training.steps_of(algorithm):
-        result = step(self._networks, batch)
-        if result.gradients is not None:
-          optimizer.apply(model, own_slots, result.gradients, rate)
-        for name, gradients in result.auxiliary.items():
-          optimizer.apply(self._networks[name], slots[name], gradients, rate)
-      algorithm.after_step(self._networks, batch)
+      result = algorithm.step(networks, batch)
+      if result.gradients is not None:
+        descend(base.MODEL, result.gradients)
+      algorithm.after_step(networks, batch)
 
     return bare
 

@@ -147,7 +147,7 @@ class MomentumTeacher(base.Algorithm):
 
   def networks(self):
     """Gives each client a network that starts as the teacher."""
-    return {'teacher': base.AuxiliaryNetwork(starts_from='teacher')}
+    return {'teacher': base.AuxiliaryNetwork()}
 
   def unlabeled_loss(self, networks, batch):
     """Learns on strong views what the teacher predicts for weak ones."""

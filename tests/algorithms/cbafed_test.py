@@ -166,7 +166,7 @@ class TestCb4:
       time = base.StepTime(*tf.constant([1, step, 11 * steps]))
       prepared = {'num_epochs': tf.constant(11), 'has_labels': has_labels}
       batch = tiny_steps.batch(time)._replace(
-        prepared={n: tf.convert_to_tensor(v) for n, v in prepared.items()}
+        per_example={n: tf.convert_to_tensor(v) for n, v in prepared.items()}
       )
       algorithm.after_step(networks, batch)
       if step % steps == steps - 1:

@@ -72,8 +72,12 @@ class _Alone(base.Algorithm):
   capabilities = _CAPABILITIES
   alone = True
 
-  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
     """Starts from the client's own model (step 1)."""
+    if name != base.MODEL:
+      return super().start(name, weights, received)
     own: Weights = own_models.read_own(weights, received)
     return own
 

@@ -197,7 +197,7 @@ class _Source:
     self,
     examples: base.Examples,
     others: base.Examples,
-    prepared: Mapping[str, tf.Tensor],
+    per_example: Mapping[str, tf.Tensor],
   ):
     self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
     no_others = tf.equal(tf.shape(others.x)[0], 0)
@@ -209,9 +209,9 @@ class _Source:
       ),
       inference.zero_row(examples.y, self.is_empty),
     )
-    self._prepared = {
+    self._per_example = {
       name: inference.zero_row(values, self.is_empty)
-      for name, values in prepared.items()
+      for name, values in per_example.items()
     }
     self._words = _words(self.examples.x)
 
@@ -254,7 +254,9 @@ class _Source:
       },
       labels=tf.gather(self.examples.y, index),
       weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
-      prepared={k: tf.gather(v, index) for k, v in self._prepared.items()},
+      per_example={
+        k: tf.gather(v, index) for k, v in self._per_example.items()
+      },
       group=drawn.get(_GROUP),
     )
 
@@ -275,7 +277,7 @@ def _slice(
     ),
     labels=part.labels[start:end],
     weights=part.weights[start:end],
-    prepared={k: v[start:end] for k, v in part.prepared.items()},
+    per_example={k: v[start:end] for k, v in part.per_example.items()},
     group=None if group is None else group[start:end],
   )
 
@@ -288,7 +290,7 @@ class Feed:
     end: int32 scalar, the number of steps that are made. A straggler makes only
       the first ones.
     steps_at_once: The number of steps whose views are made at once.
-    carried: `Batch.carried` of the first step.
+    values: `Batch.values` of the first step.
   """
 
   def __init__(
@@ -322,7 +324,7 @@ class Feed:
       num_steps: The number of steps, instead of `num_epochs`. 0: by epochs.
     """
     self._streams, self._views = streams, client.views
-    self._prepared, self._seed = prepared, seed
+    self._seed = seed
     self._round_num = client.round_num
     # Key: whether the examples are labelled.
     self._own = {
@@ -336,7 +338,7 @@ class Feed:
       True: tf.range(tf.shape(client.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
-    self.carried: base.Tensors = names_lib.Named(prepared.carried)
+    self.values: base.Tensors = names_lib.Named(prepared.values)
     steps = self._steps_per_epoch(indices, sizes)
     if prepared.num_epochs is not None:
       num_epochs = tf.minimum(prepared.num_epochs, num_epochs)
@@ -477,10 +479,9 @@ class Feed:
     )
     return base.Batch(
       parts,
-      names_lib.Named(self._prepared.constants),
+      self.values,
       base.StepTime(self._round_num, step, self.num_steps),
       fold_in(fold_in(self._seed, seeds.STEP), step),
-      self.carried,
     )
 
   def _is_filler(self, name: str) -> tf.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import names
@@ -64,18 +65,14 @@ def check_names(
   algorithm, states = plan.algorithm, plan.states
   own = dict.fromkeys((channels.MODEL, channels.PLACE))
   names.join('networks or channels', own, algorithm.networks())
-  # Another network can start only from sets that are a network's weights.
+  # A network starts from the weights of its name, if these are sent, so that a
+  # slip in the name would go unnoticed.
   kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
   of_clients = [name for name in sent if name in kept]
   _check_streams(training.streams_of(algorithm))
-  for name, declared in algorithm.networks().items():
-    if declared.build is None and declared.starts_from:
-      names.check(
-        declared.starts_from,
-        of_clients,
-        f'networks, {name!r}: starts_from',
-        'weights that the server sends',
-      )
+  for name in algorithm.networks():
+    if name not in of_clients and closest(name, of_clients):
+      names.check(name, of_clients, 'networks', 'weights that the server sends')
   trainer = algorithm.server_trainer()
   _check_streams(training.streams_of(trainer, at_server=True))
   for name in training.server_networks(algorithm):
