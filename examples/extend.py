@@ -127,7 +127,6 @@ class MomentumTeacher(base.Algorithm):
 
   name = 'momentum_teacher'
   unlabeled_views = base.WEAK_AND_STRONG
-  capabilities = base.Capabilities(weight_sets_down=2)
   tiny = {'confidence_threshold': 0.35}
 
   decay: float = hparam(

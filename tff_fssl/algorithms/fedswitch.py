@@ -89,7 +89,6 @@ class TsServerEma(base.Algorithm):
   flags_of = 'fedswitch'
   paper = 'Zhao et al., arXiv 2023'
   unlabeled_views = base.WEAK_AND_STRONG
-  capabilities = base.Capabilities(weight_sets_down=2)
   # The paper's optimizers are plain SGD and FedAvg, with FedProx's term.
   round_defaults = {
     'client_epochs': 1,
@@ -263,7 +262,6 @@ class FedSwitch(TsServerEma):
   name = 'fedswitch'
   capabilities = base.Capabilities(
     extra_uploads=('divergences of predictions from uniform',),
-    weight_sets_down=2,
     signals='switches',
     without_signals='labeler=teacher',
   )

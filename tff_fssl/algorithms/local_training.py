@@ -54,11 +54,6 @@ from tff_fssl.models.weights import Weights
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
 # Nothing is sent: the server's table stands for the clients' disks.
-_CAPABILITIES = base.Capabilities(
-  client_state=True,
-  per_client_broadcast=True,
-  weight_sets_down=0,
-)
 
 
 class _Alone(base.Algorithm):
@@ -69,7 +64,6 @@ class _Alone(base.Algorithm):
 
   scenarios = (base.LABELS_AT_CLIENTS,)
   paper = _PAPER
-  capabilities = _CAPABILITIES
   alone = True
 
   def start(

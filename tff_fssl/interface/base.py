@@ -465,8 +465,7 @@ class Algorithm:
     norm: The paper's normalization layers. With '', the program's default.
     normalization: The authors' normalization of images. With '', the program's
       default.
-    learns_unlabeled: Whether clients learn from unlabelled examples.
-    capabilities: Features of the algorithm, and its demands on a deployment.
+    capabilities: Demands on a deployment that methods do not tell.
     metrics: Declarations of the metrics that only this algorithm reports.
     tiny: Hyper-parameters by which tests reach all of the code with a few
       examples and an untrained network.
@@ -489,7 +488,6 @@ class Algorithm:
   round_defaults: ClassVar[Mapping[str, Any]] = {}
   norm: ClassVar[str] = ''
   normalization: ClassVar[str] = ''
-  learns_unlabeled: ClassVar[bool] = True
   capabilities: ClassVar[Capabilities] = Capabilities()
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = ()
   tiny: ClassVar[Mapping[str, Any]] = {}

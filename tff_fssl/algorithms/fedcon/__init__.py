@@ -106,11 +106,7 @@ class FedCon(base.Algorithm):
   scenarios = (base.LABELS_AT_SERVER,)
   unlabeled_views = two_views.VIEWS
   head_stays = True
-  capabilities = base.Capabilities(
-    client_state_if='keeps_state',
-    signals='keeps_state',
-    without_signals='client_state=none',
-  )
+  capabilities = base.Capabilities(without_signals='client_state=none')
   round_defaults = {
     'client_batch_size': 50,
     'client_epochs': 1,

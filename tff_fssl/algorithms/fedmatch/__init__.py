@@ -160,15 +160,11 @@ class FedMatch(base.Algorithm):
   # Steps 2a and 2b are separate updates.
   normalization = 'scale'
   capabilities = base.Capabilities(
-    client_state_if='remembers',
     extra_uploads=(
       'its upload apart from those of others',
       'predictions for an image of noise',
       'its learning rate',
     ),
-    per_client_broadcast=True,
-    weight_sets_down=2,
-    signals='remembers',
     without_signals='remembered_clients=0',
   )
   round_defaults = {
