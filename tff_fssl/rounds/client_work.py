@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tff_fssl.client import batches
 from tff_fssl.client import non_finite
@@ -25,14 +25,16 @@ from tff_fssl.rounds import plan as plan_lib
 from tff_fssl.rounds import screen as screen_lib
 from tff_fssl.rounds import statistics_phase
 
+_Found = TypeVar('_Found', covariant=True)
 
-class FindNonFinite(Protocol):
-  """A repetition of a client's work that looks at every tensor."""
+
+class Repeat(Protocol[_Found]):
+  """A repetition of a client's work, outside of TFF, that finds something."""
 
   def __call__(
     self, state: Any, dataset: tf.data.Dataset, round_num: int, /
-  ) -> non_finite.NonFinite | None:
-    """Finds the first tensor that is not finite.
+  ) -> _Found:
+    """Repeats the work.
 
     Args:
       state: The state of the process before the round.
@@ -41,24 +43,12 @@ class FindNonFinite(Protocol):
     """
 
 
-class FindRejected(Protocol):
-  """A repetition of a client's work, of which the upload is checked."""
-
-  def __call__(
-    self, state: Any, dataset: tf.data.Dataset, round_num: int, /
-  ) -> str | None:
-    """Says why the server rejects the upload, or None. See `FindNonFinite`."""
-
-
-class LocalModel(Protocol):
-  """A repetition of a client's work, of which the model is kept."""
-
-  def __call__(
-    self, state: Any, dataset: tf.data.Dataset, round_num: int, /
-  ) -> server_model.ServerModel:
-    """Trains the client's model. See `FindNonFinite`."""
-
-
+# The first tensor that is not finite, if there is one.
+FindNonFinite = Repeat[non_finite.NonFinite | None]
+# Why the server rejects the upload, if it does.
+FindRejected = Repeat[str | None]
+# The client's model after its training.
+LocalModel = Repeat[server_model.ServerModel]
 # (update and weight, report): a client's upload.
 _Upload = tuple[
   tff.learning.templates.ClientResult, collections.OrderedDict[str, Any]
