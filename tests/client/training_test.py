@@ -163,7 +163,7 @@ def test_only_selected_examples_are_trained_on():
   seen = []
 
   def step(networks, batch):
-    double = batch.unlabeled.prepared['double']
+    double = batch.unlabeled.per_example['double']
     seen.append(double.shape)
     total = tf.reduce_sum(double - _weak(batch)[:, 0])
     return base.StepResult(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
@@ -22,7 +22,11 @@ _VIEW_KINDS = ('plain', 'weak', 'strong')
 def check(
   plan: plan_lib.Plan, model_type: tff.Type, message_type: tff.Type
 ) -> None:
-  """Checks what only a plan, and the types of its messages, tell.
+  """Checks a plan, with the types of the model and of its messages.
+
+  The sets, streams and views that an algorithm names must exist. Its own names
+  must not be those of others. (Names of metrics are checked where these meet.)
+  Statistics for static batch norm must have a model to be of.
 
   Args:
     plan: The plan.
@@ -30,13 +34,9 @@ def check(
     message_type: The type of the `Message` to clients.
 
   Raises:
-    UsageError: If the algorithm names something that does not exist, or stands
-      for two things, or if statistics cannot be gathered as they should be.
+    UsageError: If something is wrong.
   """
-  model = server_model.ServerModel(
-    *tff.types.type_to_tf_tensor_specs(model_type)
-  )
-  check_names(plan, model, tff.structure.name_list(message_type.sets))
+  _check_names(plan, model_type, message_type)
   in_training = plan.gathers_statistics and not plan.has_last_phases
   if plan.groups is not None and in_training:
     raise UsageError(
@@ -46,22 +46,13 @@ def check(
     )
 
 
-def check_names(
-  plan: plan_lib.Plan, model: server_model.ServerModel, sent: Collection[str]
+def _check_names(
+  plan: plan_lib.Plan, model_type: tff.Type, message_type: tff.Type
 ) -> None:
-  """Checks that the sets, streams and views that an algorithm names exist.
-
-  Names of its own must not be those of others. Those of metrics are checked
-  where these meet.
-
-  Args:
-    plan: The plan.
-    model: The model, of `tf.TensorSpec`s.
-    sent: The names of the sets that the server may send to clients.
-
-  Raises:
-    UsageError: If one of them does not exist, or stands for two things.
-  """
+  model = server_model.ServerModel(
+    *tff.types.type_to_tf_tensor_specs(model_type)
+  )
+  sent = tff.structure.name_list(message_type.sets)
   algorithm, states = plan.algorithm, plan.states
   own = dict.fromkeys((channels.MODEL, channels.PLACE))
   names.join('networks or channels', own, algorithm.networks())

@@ -69,9 +69,10 @@ def build_work(plan: plan_lib.Plan, message_type: tff.Type) -> tff.Computation:
   OrderedDict(update, row).
 
   The client's weight is the one that the algorithm set, else that of
-  `client_weighting`: 1 or the number of examples that it processed. One with
-  nothing to train on does not report. It weighs 0, unless the algorithm sets
-  its weight. One whose update is not finite does not report and weighs 0.
+  `client_weighting`: 1 or the number of examples that it processed. One that
+  processed none weighs 0, unless the algorithm sets its weight. One that holds
+  nothing to train on, or whose update is not finite, does not report and weighs
+  0.
 
   Clients are not trusted: `screen.build_screen` checks their uploads. Of a
   confidential process, the aggregator's own check stands alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_fssl import seeds
@@ -28,20 +28,26 @@ class _Server(base.Server):
 
   def __init__(
     self,
+    plan: plan_lib.Plan,
     state: Mapping[str, Any],
-    optimizer: tff.learning.optimizers.Optimizer,
     train: server_training.Train | None,
-    non_negative: Collection[int],
-    auxiliary: Sequence[tf.Tensor],
-    setup: base.Setup,
+    changes: Sequence[tf.Tensor],
   ):
-    self._optimizer, self._train = optimizer, train
-    self._non_negative, self._auxiliary = non_negative, auxiliary
+    """Starts the step.
+
+    Args:
+      plan: The plan.
+      state: The state before the step.
+      train: The training on labels, if the server has some.
+      changes: The combined changes of auxiliary networks.
+    """
+    self._optimizer, self._train = build_optimizer(plan.hparams), train
+    self._non_negative, self._changes = plan.networks.variances, changes
     self.round_num = state['round_num']
     self.seed = seeds.fold_in(
-      seeds.server_seed(setup.seed, self.round_num), seeds.UPDATE
+      seeds.server_seed(plan.setup.seed, self.round_num), seeds.UPDATE
     )
-    self.setup = setup
+    self.setup = plan.setup
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
     self._of_copies: list[_Metrics] = []
@@ -79,7 +85,7 @@ class _Server(base.Server):
       lambda n, o: tf.where(applied, n, o), new, old
     )
     # Changes of moving averages have other units, and are not in the norm.
-    norm = tf.linalg.global_norm([*update[:num_trainable], *self._auxiliary])
+    norm = tf.linalg.global_norm([*update[:num_trainable], *self._changes])
     self.metrics.update(
       update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
       update_norm=tf.where(applied, norm, 0.0),
@@ -195,7 +201,6 @@ def build_step(
   Returns:
     The computation.
   """
-  optimizer = build_optimizer(plan.hparams)
 
   @tff.tensorflow.computation(state_type, model_type, sent_type)
   def step(
@@ -215,14 +220,7 @@ def build_step(
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
       aggregate = _aggregate(plan, sent)
       changes = {n: aggregate.values.get(n, ()) for n in plan.sent_networks}
-      server = _Server(
-        state,
-        optimizer,
-        train,
-        plan.networks.variances,
-        tf.nest.flatten(changes),
-        plan.setup,
-      )
+      server = _Server(plan, state, train, tf.nest.flatten(changes))
       model = plan.states.update(
         server_model.ServerModel(*model), aggregate, server
       )
