@@ -15,7 +15,6 @@ from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib
 from tff_fssl.rounds import messages
 from tff_fssl.rounds import plan as plan_lib
-from tff_fssl.rounds import states as states_lib
 
 Flops = flops_lib.Flops
 
@@ -28,18 +27,12 @@ class RoundCompute:
     clients: The cost of clients for each example.
     server: The cost of the server for each of its labelled examples. None if it
       has none.
-    states: The states of the algorithm.
-    algorithm: The algorithm.
-    is_static: Whether a round gathers static batch norm statistics.
-    num_classes: The number of classes.
+    plan: The plan of a process with the same algorithm and model.
   """
 
   clients: compute.Cost
   server: compute.Cost | None
-  states: states_lib.States
-  algorithm: base.Algorithm
-  is_static: bool
-  num_classes: int
+  plan: plan_lib.Plan
 
   @property
   def forward(self) -> float:
@@ -56,7 +49,7 @@ class RoundCompute:
     Returns:
       The FLOPs of steps, of values computed once, and of static batch norm.
     """
-    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    hparams, streams = self.plan.algorithm.round, self.plan.algorithm.streams()
     uses = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
     sizes = hparams.client_batch_sizes(uses[0])
     once_for = num_unlabeled
@@ -78,10 +71,13 @@ class RoundCompute:
     self, num_labeled: float, num_unlabeled: float
   ) -> list[float]:
     """Counts unlabelled and labelled examples in all episodes of a round."""
-    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    hparams, streams = self.plan.algorithm.round, self.plan.algorithm.streams()
     name = batches.own_stream(streams, labeled=True)
     groups = streams[name or ''].episode or ()
-    sizes = (hparams.client_batch_size, self.num_classes * sum(groups))
+    sizes = (
+      hparams.client_batch_size,
+      self.plan.networks.num_classes * sum(groups),
+    )
     return [
       (hparams.client_steps or hparams.client_epochs) * min(num, size)
       for num, size in zip((num_unlabeled, num_labeled), sizes)
@@ -91,17 +87,17 @@ class RoundCompute:
     """Counts the FLOPs of the server's round."""
     if self.server is None:
       return Flops()
-    processed = self.algorithm.round.server_epochs * num_labeled
-    processed *= self.algorithm.num_trainings
+    processed = self.plan.algorithm.round.server_epochs * num_labeled
+    processed *= self.plan.algorithm.num_trainings
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:
     """Counts the FLOPs of passes that gather static batch norm statistics."""
-    if not self.is_static:
+    if not self.plan.networks.is_static:
       return Flops()
-    always = 1 + len(self.states.statistics_of)
+    always = 1 + len(self.plan.states.statistics_of)
     # The clients get some sets in some rounds only: FLOPs are a range.
-    most = always + len(self.states.statistics_if_sent)
+    most = always + len(self.plan.states.statistics_if_sent)
     return Flops(self.forward * always, self.forward * most) * num_examples
 
 
@@ -131,11 +127,8 @@ def measure(
   shape = augment.input_shape(views, stored)
   # The number of clients does not change the values that one client receives.
   data = plan_lib.DataSpec({'unlabeled': {'x': stored}}, views, num_clients=1)
-  plan = plan_lib.build_plan(model_fn, algorithm, data, seed=0)
-  # In a graph of its own, variables are never initialized, so no memory is
-  # used.
-  with tf.Graph().as_default():
-    network = plan.networks.make()
+  plan = plan_lib.build_plan(model_fn, algorithm, data, seed=0, checks=False)
+  with plan.networks.probe() as network:
     passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
     traced = tf.function(
@@ -155,14 +148,7 @@ def measure(
       server = compute.measure_algorithm(
         network, algorithm.server_trainer(), at_server=True, **options
       )
-    return RoundCompute(
-      clients,
-      server,
-      plan.states,
-      algorithm,
-      network.is_static,
-      plan.networks.num_classes,
-    )
+    return RoundCompute(clients, server, plan)
 
 
 def receive(plan: plan_lib.Plan, network: adapter.Network) -> messages.Received:

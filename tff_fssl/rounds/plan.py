@@ -215,8 +215,20 @@ def build_plan(
   *,
   seed: int,
   aggregator: Aggregator | None = None,
+  checks: bool = True,
 ) -> Plan:
-  """Builds the plan of a process from `process.build_process`'s arguments.
+  """Builds the plan of a process.
+
+  Args:
+    model_fn: See `process.build_process`.
+    algorithm: The algorithm.
+    data: Describes the data.
+    seed: Seed of the run.
+    aggregator: The user's aggregator, if there is one.
+    checks: Whether the model is checked as a process needs it.
+
+  Returns:
+    The plan.
 
   Raises:
     UsageError: If the model is unsuitable, or there are an aggregator and
@@ -232,6 +244,7 @@ def build_plan(
     ),
     num_classes=data.num_classes,
     seed=seed,
+    checks=checks,
   )
   setup = base.Setup(
     data.num_clients or 0,
