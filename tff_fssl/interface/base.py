@@ -293,7 +293,8 @@ class Prepared(NamedTuple):
     weight: float32 scalar in [0, 1], the weight of the client's update. With
       None, `RoundHparams.client_weighting` decides. See
       `Algorithm.sets_weights`.
-    learning_rate_factor: float32 scalar. None stands for 1.
+    learning_rate_factor: float32 scalar, for all steps of the round. None
+      stands for 1.
     num_epochs: int32 scalar, at most `RoundHparams.client_epochs`, which None
       stands for. `RoundHparams.client_steps` overrides it.
   """
@@ -445,7 +446,7 @@ class Algorithm:
 
   Methods that take tensors run inside TensorFlow graphs. All are pure functions
   of `self` and their arguments. Only `after_step` and `finish` may assign to
-  networks. A step may train auxiliary ones by `networks.descend`.
+  networks. A step may move them by `networks.descend`.
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.

@@ -1,9 +1,9 @@
 """A round, from the server's message to the next model, and its process.
 
-`_build_round` is the whole round in one function. In TFF's type notation,
-`T@SERVER` is one value of type T at the server, `T@CLIENTS` is one at each
-client of the cohort, and `D*` is a sequence (a `tf.data.Dataset`) of elements
-of type D.
+`_build_round` is the whole round in one function, numbered like the picture in
+docs/architecture.md. In TFF's type notation, `T@SERVER` is one value of type T
+at the server, `T@CLIENTS` is one at each client of the cohort, and `D*` is a
+sequence (a `tf.data.Dataset`) of elements of type D.
 """
 
 from __future__ import annotations
@@ -172,19 +172,19 @@ def _build_round(
     state: tff.Value, data: tff.Value
   ) -> tff.learning.templates.LearningProcessOutput:
     old_model, round_num = state.global_model_weights, state.client_work
-    # The server sends its model, and what the algorithm broadcasts.
+    # 1. The server sends its model, and what the algorithm broadcasts.
     message = tff.federated_map(write, (state.distributor, old_model))
     message = tff.federated_broadcast(message)
-    # Clients check their data, and train.
+    # 2, 3. Clients check their data, and train.
     work = client_work_lib.build_work(plan, message.type_signature.member)
     told = (message, data, tff.federated_broadcast(round_num))
     result, report = tff.federated_map(work, told)
-    # What they send is checked, and their reports are summed.
+    # 4. What they send is checked. Their reports are summed.
     result, of_clients = screen.check_and_sum(plan, result, report)
     update, rows = _collect_rows(plan, result.update)
-    # Their updates are combined.
+    # 5. Their updates are combined.
     combined = aggregator.next(state.aggregator, update, result.update_weight)
-    # The server applies the update, and trains on its labels.
+    # 6. The server applies the update, and trains on its labels.
     sent = _sent(plan, combined.result, of_clients, rows)
     step = server_step.build_step(
       plan, state_type.finalizer, model_type, sent.type_signature.member
@@ -192,14 +192,14 @@ def _build_round(
     server_state, new_model, of_server = tff.federated_map(
       step, (state.finalizer, old_model, sent)
     )
-    # Statistics for static batch norm are gathered.
+    # 7 to 9. Statistics for static batch norm are gathered.
     renewed = statistics_phase.renew(plan, old_model, message, new_model, data)
-    # The table of clients keeps their rows.
+    # 9. The table of clients keeps their rows.
     counts = _counts(plan, round_num, of_clients)
     table, of_table = _keep_rows(
       plan, state.distributor, rows, renewed.model, counts
     )
-    # The round is counted. If too few clients took part, nothing else changes.
+    # The round is counted. If too few clients took part, it changes no more.
     new_state = LearningAlgorithmState(
       renewed.model,
       table,
