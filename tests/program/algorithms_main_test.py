@@ -38,7 +38,7 @@ def _demanding(monkeypatch):
   fixmatch = registry.REGISTRY['fixmatch']
   entry = dataclasses.replace(
     fixmatch,
-    name='demanding_and_its_name_is_long',
+    name='demanding_and_its_name_is_far_too_long',
     hparams=type(
       'Demanding', (fixmatch.hparams,), {'exchange': lambda self: 1}
     ),

@@ -96,21 +96,22 @@ class TestNames:
     )
     assert isinstance(error, hparams_lib.UsageError)
 
-  def test_of_what_steps_return_and_read(self):
+  def test_of_what_steps_move_and_read(self):
     """In the graph's code: the error also shows the algorithm's own line."""
     plain = two_sets.Switching.step
 
-    def auxiliary(self, networks, batch):
+    def move(self, networks, batch):
       result = plain(self, networks, batch)
-      return result._replace(auxiliary={'teacher': result.gradients})
+      networks.descend('teacher', result.gradients)
+      return result
 
     def read(self, networks, batch):
       return plain(self, networks, batch._replace(streams=batch.streams['un']))
 
     self._check(
-      self._changed(step=auxiliary),
-      "auxiliary='teacher'",
-      'trained auxiliary networks: none',
+      self._changed(step=move),
+      "Networks.descend='teacher'",
+      'trained networks: model',
     )
     self._check(
       self._changed(step=read), "'un': there is no such name", 'unlabeled'
