@@ -223,17 +223,17 @@ def _let_clients_lie(num_classes: int) -> None:
   from tff_fssl.rounds import client_work
   from tff_fssl.rounds import statistics_phase
 
-  honest_train = client_work.ClientPart.train
+  honest_train = client_work.train
   honest_sums = statistics_phase.client_sums
 
-  def train(part, local, received, data, *args, **kwargs):
-    result, finite = honest_train(part, local, received, data, *args, **kwargs)
+  def train(plan, local, received, data, *args, **kwargs):
+    result, finite = honest_train(plan, local, received, data, *args, **kwargs)
     return _false_result(data, result, num_classes), finite
 
   def client_sums(network, weights, data, **options):
     return _false_sums(data, honest_sums(network, weights, data, **options))
 
-  client_work.ClientPart.train = train
+  client_work.train = train
   statistics_phase.client_sums = client_sums
 
 

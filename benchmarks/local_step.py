@@ -35,14 +35,15 @@ from tff_fssl.client import batches
 from tff_fssl.client import compute
 from tff_fssl.client import training
 from tff_fssl.data import augment
+from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
 from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute
-from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
+from tff_fssl.rounds import plan as plan_lib
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
@@ -214,13 +215,16 @@ class Step:
     Sets the weights from which the networks start.
     """
     algorithm = task.algorithm
-    factory = network_factory.NetworkFactory(
-      network_factory.network_fn(task.model_fn, algorithm),
-      dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
-      image_shape=_SHAPE,
-      num_classes=None,
+    hparams = dataclasses.replace(task.hparams, compute_dtype=compute_dtype)
+    plan = plan_lib.build_plan(
+      task.model_fn,
+      dataclasses.replace(algorithm, round=hparams),
+      plan_lib.DataSpec(
+        clients.element_spec(_SHAPE), task.views, num_clients=1
+      ),
       seed=0,
     )
+    factory = plan.networks
     network, further, initial = factory.make_initial(), {}, {}
     for name, declared in algorithm.networks().items():
       if declared.build is None:
@@ -230,31 +234,25 @@ class Step:
           declared.build, network
         )
     self._networks = base.Networks(network, further)
-    received = round_compute.receive(network, algorithm, _NUM_CLASSES)
+    received = round_compute.receive(plan, network)
     more = {
       name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
       for name, value in received.values.items()
       if name in _MOST_EXPENSIVE
     }
     received = received._replace(values={**received.values, **more})
-    self._weights = algorithm.start(received.weights, received.values)
+    self._weights = algorithm.start(
+      base.MODEL, received.weights, received.values
+    )
     self._auxiliary_weights = {
-      name: self._start(name, declared, received, initial)
-      for name, declared in algorithm.networks().items()
+      name: algorithm.start(
+        name,
+        initial[name]() if name in initial else self._weights,
+        received.values,
+      )
+      for name in further
     }
     return received, initial
-
-  @staticmethod
-  def _start(name, declared, received, initial):
-    """The weights from which an auxiliary network starts."""
-    weights = received.weights
-    if name in initial:
-      weights = initial[name]()
-    elif declared.starts_from:
-      weights = received.values[declared.starts_from]
-    if declared.start is not None:
-      weights = declared.start(weights, received.values)
-    return weights
 
   def _prepared(self, algorithm, client):
     """What the algorithm prepares, but all examples are selected."""
@@ -269,8 +267,7 @@ class Step:
     return base.Prepared(
       tf.range(num),
       {**prepared.per_example, **passes},
-      prepared.constants,
-      carried=prepared.carried,
+      prepared.values,
     )
 
   def _build_bare(self, algorithm, batch, optimizer, rate):
@@ -282,15 +279,23 @@ class Step:
     model = self._networks.model
     own_slots = optimizer.initialize(model)
 
+    def descend(name, gradients, rate_factor=1.0):
+      is_model = name == base.MODEL
+      optimizer.apply(
+        model if is_model else self._networks[name],
+        own_slots if is_model else slots[name],
+        gradients,
+        rate * rate_factor,
+      )
+
+    networks = dataclasses.replace(self._networks, descend=descend)
+
     @tf.function(autograph=False)
     def bare():
-      for step in training.steps_of(algorithm):
-        result = step(self._networks, batch)
-        if result.gradients is not None:
-          optimizer.apply(model, own_slots, result.gradients, rate)
-        for name, gradients in result.auxiliary.items():
-          optimizer.apply(self._networks[name], slots[name], gradients, rate)
-      algorithm.after_step(self._networks, batch)
+      result = algorithm.step(networks, batch)
+      if result.gradients is not None:
+        descend(base.MODEL, result.gradients)
+      algorithm.after_step(networks, batch)
 
     return bare
 

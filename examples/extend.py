@@ -127,7 +127,6 @@ class MomentumTeacher(base.Algorithm):
 
   name = 'momentum_teacher'
   unlabeled_views = base.WEAK_AND_STRONG
-  capabilities = base.Capabilities(weight_sets_down=2)
   tiny = {'confidence_threshold': 0.35}
 
   decay: float = hparam(
@@ -147,7 +146,7 @@ class MomentumTeacher(base.Algorithm):
 
   def networks(self):
     """Gives each client a network that starts as the teacher."""
-    return {'teacher': base.AuxiliaryNetwork(starts_from='teacher')}
+    return {'teacher': base.AuxiliaryNetwork()}
 
   def unlabeled_loss(self, networks, batch):
     """Learns on strong views what the teacher predicts for weak ones."""

@@ -164,9 +164,9 @@ class TestCb4:
     for step in range(11 * steps):
       weight.assign_add([[1.0 / steps] * 2])
       time = base.StepTime(*tf.constant([1, step, 11 * steps]))
-      prepared = {'num_epochs': tf.constant(11), 'has_labels': has_labels}
+      values = {'num_epochs': tf.constant(11), 'has_labels': has_labels}
       batch = tiny_steps.batch(time)._replace(
-        prepared={n: tf.convert_to_tensor(v) for n, v in prepared.items()}
+        values={n: tf.convert_to_tensor(v) for n, v in values.items()}
       )
       algorithm.after_step(networks, batch)
       if step % steps == steps - 1:

@@ -64,7 +64,7 @@ class TestDb1:
     )
     np.testing.assert_array_equal(prepared.selected, kept)
     np.testing.assert_allclose(
-      prepared.carried['app_u'], [0.652, 0.2196, 0.1284], atol=1e-6
+      prepared.values['app_u'], [0.652, 0.2196, 0.1284], atol=1e-6
     )
 
   def test_a_failed_prediction_is_kept(self):
@@ -74,7 +74,7 @@ class TestDb1:
 
   def test_no_examples_have_a_uniform_mean(self):
     prepared = _make().prepare(_Certain(np.zeros([0, 4])))
-    np.testing.assert_allclose(prepared.carried['app_u'], [0.25] * 4)
+    np.testing.assert_allclose(prepared.values['app_u'], [0.25] * 4)
     assert not np.size(prepared.selected)
 
   def test_a_class_without_probability_stays_without(self):
@@ -90,13 +90,13 @@ class TestDb1:
     for mean in ([0.5, 0.3, 0.2], [0.4, 0.4, 0.2]):
       views = np.log([mean, mean])
       examples = tiny_steps.examples(weak=views, strong=views, weights=mask)
-      examples = examples._replace(prepared={'labels': tf.constant([0, 1])})
+      examples = examples._replace(per_example={'labels': tf.constant([0, 1])})
       batch = tiny_steps.batch(unlabeled=examples)
       network = _Linear()
       result = algorithm.unlabeled_step(
-        base.Networks(network, {}), batch._replace(carried={'app_u': app_u})
+        base.Networks(network, {}), batch._replace(values={'app_u': app_u})
       )
-      app_u = result.carried.get('app_u', app_u)
+      app_u = result.values.get('app_u', app_u)
     return app_u
 
   def test_app_u_follows_the_steps(self):

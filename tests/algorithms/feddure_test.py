@@ -63,23 +63,23 @@ class _Pair:
   def __init__(self, teacher=_T, student=_S, make=optimizer.Adam):
     self._optimizer = make()
     model, other = _linear(teacher), _linear(student)
-    self._slots = [self._optimizer.initialize(n) for n in (model, other)]
+    self._networks = {base.MODEL: model, 'student': other}
+    self._slots = {
+      name: self._optimizer.initialize(network)
+      for name, network in self._networks.items()
+    }
     self.networks = base.Networks(model, {'student': other}, self._descend)
+    self.gradients = self.factor = None
 
   def _descend(self, name, gradients, factor):
+    if name == base.MODEL:
+      self.gradients, self.factor = gradients, factor
     self._optimizer.apply(
-      self.networks[name], self._slots[1], gradients, _RATE * factor
+      self._networks[name], self._slots[name], gradients, _RATE * factor
     )
 
   def step(self, algorithm, batch):
-    result = algorithm.step(self.networks, batch)
-    self._optimizer.apply(
-      self.networks.model,
-      self._slots[0],
-      result.gradients,
-      _RATE * result.learning_rate_factor,
-    )
-    return result
+    return algorithm.step(self.networks, batch)
 
   @property
   def kernels(self):
@@ -116,7 +116,7 @@ class TestExamples:
     )
     np.testing.assert_allclose(means['student_gain'], 9.501022e-5, atol=2e-7)
     np.testing.assert_allclose(
-      result.gradients[0],
+      pair.gradients[0],
       [[-0.284825, 0.148370, 0.136456], [0.204570, 0.026050, -0.230619]],
       atol=1e-6,
     )
@@ -125,7 +125,7 @@ class TestExamples:
       [[0.800420, -0.200420, 0.099580], [-0.300420, 0.499580, 0.400420]],
       atol=1e-6,
     )
-    np.testing.assert_allclose(result.learning_rate_factor, 0.7, atol=1e-6)
+    np.testing.assert_allclose(pair.factor, 0.7, atol=1e-6)
 
   def test_du1_losses(self):
     """Each term alone, and the two losses of the student."""
@@ -284,7 +284,7 @@ class TestSteps:
     batch = values.pop('batch', None)
     pair = _Pair()
     result = pair.step(_make(**values), batch or _batch(step))
-    return np.array(result.gradients[0]), result.metrics, pair
+    return np.array(pair.gradients[0]), result.metrics, pair
 
   def test_the_signs_are_opposite(self):
     none, theory, released, twice = (

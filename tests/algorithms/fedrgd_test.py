@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 import tiny_rounds
 import tiny_task
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import runtime
 from tff_fssl.aggregators import factory
-from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import fedrgd
 from tff_fssl.interface import base
@@ -422,11 +422,8 @@ def screen():
       ),
     )
   )
-  groups = _make(_CLIENTS).groups()
-  bounds = screen_lib.Bounds(
-    guarded.AllowedWeights(1.0), 100.0, 100.0, groups=groups
-  )
-  return screen_lib.build_screen(types[0], types[1], bounds)
+  plan = tiny_plan.bare(groups=_make(_CLIENTS).groups())
+  return screen_lib.build_screen(plan, *types)
 
 
 class TestAggregators:

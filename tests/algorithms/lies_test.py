@@ -2,6 +2,7 @@
 
 import collections
 
+import handmade
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 import tiny_task
 
 from tff_fssl.aggregators import guarded
@@ -71,16 +73,18 @@ _TYPES = tff.to_type(
 def screen():
   """The check, and what the guard makes of its result, over a cohort."""
   bounds = screen_lib.Bounds(
-    guarded.AllowedWeights(1.0),
-    num_examples=100.0,
-    num_counted=100.0,
-    uploads={
+    guarded.AllowedWeights(1.0), num_examples=100.0, num_counted=100.0
+  )
+  algorithm = handmade.algorithm(
+    uploads=lambda setup: {
       'divergence': base.Upload(1.0, 2.0),
       'summed': base.Upload(0.0, 5.0, base.SUM, tf.TensorSpec([2])),
     },
     is_possible=lambda uploads: tf.reduce_sum(uploads['summed']) < 8.0,
   )
-  of_client = screen_lib.build_screen(_TYPES[0], _TYPES[1], bounds)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(screen_lib, 'build_bounds', lambda _: bounds)
+    of_client = screen_lib.build_screen(tiny_plan.bare(algorithm), *_TYPES)
   aggregator = guarded.GuardedFactory(
     tff.aggregators.MeanFactory(), bounds.weights
   ).create(_TYPES[0].update, _TYPES[0].update_weight)

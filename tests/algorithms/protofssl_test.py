@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 import tiny_rounds
 import tiny_task
 
@@ -29,7 +30,6 @@ from tff_fssl.program import config
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import messages
 from tff_fssl.rounds import process as process_lib
-from tff_fssl.rounds import states as states_lib
 
 _CLIENTS = tiny_rounds.CLIENTS
 _AT_CLIENTS = round_hparams.RoundHparams(scenario=_CLIENTS)
@@ -333,9 +333,8 @@ class TestBytes:
 
 def _figures(algorithm, setup):
   """What travels in a round, without metrics."""
-  weights, states = setup.weights, states_lib.States(algorithm, setup)
-  uploads = algorithm.uploads(setup)
-  model = states.start(
+  weights, plan = setup.weights, tiny_plan.bare(algorithm, setup)
+  model = plan.states.start(
     tf.nest.map_structure(lambda s: np.zeros(s.shape, np.float32), weights)
   )
   model = tf.nest.map_structure(np.asarray, model)
@@ -349,22 +348,13 @@ def _figures(algorithm, setup):
     tff.learning.templates.ClientResult(
       collections.OrderedDict(
         update=update_type,
-        row=messages.row_type({n: u.spec for n, u in uploads.items()}),
+        row=messages.row_type(plan.row_specs),
       ),
       np.float32,
     )
   )
   computed = communication.build_communication(
-    model_type,
-    upload_type,
-    states=states,
-    networks=(),
-    uploads=uploads,
-    exchange=None,
-    has_statistics_phases=False,
-    statistics_up=0,
-    report_bytes=0,
-    kept_bytes=0,
+    plan, model_type, upload_type, None, statistics_up=0
   )
   return computed(model, model, 1)
 

@@ -206,7 +206,9 @@ def _networks():
     name: _network_of_features(use_bias)
     for name, use_bias in (('features', True), ('proxies', False))
   }
-  return base.Networks(model, {'received': received, **further})
+  return base.Networks(
+    model, {'received': received, **further}, tiny_steps.Descents()
+  )
 
 
 def _network_of_features(use_bias):
@@ -231,7 +233,7 @@ def _batch(labeled=(1.0, 1.0), unlabeled=(1.0,) * 4):
       labels=[0, 1], weak=[[1, 0], [0, 1]], weights=labeled
     ),
   )
-  return batch._replace(prepared={'prior': tf.fill([3], 1 / 3)})
+  return batch._replace(values={'prior': tf.fill([3], 1 / 3)})
 
 
 def _make(threshold=0.6, **values):
@@ -244,12 +246,13 @@ class TestStep:
   """A step of the model and of both projections."""
 
   def test_losses_and_their_weights(self):
-    networks, batch = _networks(), _batch()
+    batch = _batch()
     parts = [
       _make(unlabeled_loss_weight=u, proxy_loss_weight=p)
       for u, p in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (2.0, 3.0))
     ]
-    results = [part.step(networks, batch) for part in parts]
+    every = [_networks() for _ in parts]
+    results = [p.step(n, batch) for p, n in zip(parts, every, strict=True)]
     none, pseudo, proxy, both = (
       np.concatenate([np.ravel(g) for g in r.gradients]) for r in results
     )
@@ -259,7 +262,7 @@ class TestStep:
     assert np.abs(pseudo - none).max() > 1e-3
     assert np.abs(proxy - none).max() > 1e-3
     for of_none, of_proxy, of_both in zip(
-      *(tf.nest.flatten(r.auxiliary) for r in (results[0], *results[2:])),
+      *(tf.nest.flatten(dict(n.descend)) for n in (every[0], *every[2:])),
       strict=True,
     ):
       assert not np.any(of_none)
@@ -295,8 +298,10 @@ class TestStep:
       np.testing.assert_allclose(a, b, atol=1e-6)
 
   def test_fillers_have_no_gradient(self):
-    result = _make().step(_networks(), _batch((0.0, 0.0), (0.0,) * 4))
-    for gradient in tf.nest.flatten((result.gradients, result.auxiliary)):
+    networks = _networks()
+    result = _make().step(networks, _batch((0.0, 0.0), (0.0,) * 4))
+    moves = dict(networks.descend)
+    for gradient in tf.nest.flatten((result.gradients, moves)):
       assert not np.any(gradient)
     assert all(float(x) == 0 for pair in result.metrics.values() for x in pair)
 

@@ -189,7 +189,7 @@ def test_every_hyper_parameter_of_fl2_does_something(change):
   )
 
 
-def _batch(per_example=None, constants=None):
+def _batch(per_example=None, values=None):
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
   examples = base.BatchExamples(
@@ -200,7 +200,7 @@ def _batch(per_example=None, constants=None):
   )
   now = base.StepTime(*tf.constant([1, 0, 1]))
   return base.Batch(
-    {base.UNLABELED: examples}, constants or {}, now, tf.constant([0, 0])
+    {base.UNLABELED: examples}, values or {}, now, tf.constant([0, 0])
   )
 
 
@@ -209,7 +209,7 @@ def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
   network = adapter.Network(tiny_task.model_fn, seed=1)
   networks = base.Networks(network, {})
   ours = fl2.Fl2(pseudo_labels='per_step', confidence_threshold=1.0).step(
-    networks, _batch(constants={'limits': tf.zeros([3])})
+    networks, _batch(values={'limits': tf.zeros([3])})
   )
   theirs = fixmatch.FixMatch(confidence_threshold=0.0).step(networks, _batch())
   for a, b in zip(ours.gradients, theirs.gradients, strict=True):

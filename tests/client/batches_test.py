@@ -91,7 +91,9 @@ def test_partners_are_drawn_from_all_examples():
     assert fix.labels.shape == mix.labels.shape == mix.weights.shape
     for part in (fix, mix):
       np.testing.assert_array_equal(part.views['plain'][:, 0], part.labels)
-      np.testing.assert_array_equal(part.prepared['tenfold'], 10 * part.labels)
+      np.testing.assert_array_equal(
+        part.per_example['tenfold'], 10 * part.labels
+      )
     noise = mix.views['weak'] - mix.views['plain']
     assert np.all(noise >= 0) and np.all(noise < 1)
     np.add.at(counts, np.array(mix.labels), 1)

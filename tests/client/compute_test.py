@@ -111,7 +111,7 @@ def test_what_is_computed_once_a_round():
     scale = client.received['scale']
     return base.Prepared(
       per_example={'logits': predict(client.networks.model, client) * scale},
-      constants={'scale': scale},
+      values={'scale': scale},
     )
 
   def finish(client, metrics):
@@ -123,7 +123,7 @@ def test_what_is_computed_once_a_round():
     part = batch.unlabeled
     with tf.GradientTape() as tape:
       logits = networks.model.logits(part.views['weak'], training=True)
-      aims = part.prepared['logits'] * batch.prepared['scale']
+      aims = part.per_example['logits'] * batch.values['scale']
       loss = tf.reduce_sum(tf.square(logits - aims))
     metrics = {'loss': base.Mean.ratio(loss, 1.0)}
     return base.StepResult(networks.model.gradients(tape, loss), metrics)

@@ -163,7 +163,7 @@ def test_only_selected_examples_are_trained_on():
   seen = []
 
   def step(networks, batch):
-    double = batch.unlabeled.prepared['double']
+    double = batch.unlabeled.per_example['double']
     seen.append(double.shape)
     total = tf.reduce_sum(double - _weak(batch)[:, 0])
     return base.StepResult(
@@ -191,21 +191,20 @@ def _counting(name='count'):
   """An algorithm whose steps count, and whose count is the client's weight."""
 
   def step(networks, batch):
-    count = batch.carried['count'] + 1
-    ratio = base.Mean.ratio(tf.cast(batch.carried['count'], tf.float32), 1)
+    count = batch.values['count'] + 1
+    ratio = base.Mean.ratio(tf.cast(batch.values['count'], tf.float32), 1)
     return base.StepResult(
-      handmade.zeros(networks), {'before': ratio}, carried={name: count}
+      handmade.zeros(networks), {'before': ratio}, values={name: count}
     )
 
   def finish(client, metrics):
     del metrics
-    carried = client.carried
-    weight = tf.cast(carried['count'], tf.float32)
-    return base.ClientOutput({'kept': carried['kept']}, weight=weight)
+    weight = tf.cast(client.values['count'], tf.float32)
+    return base.ClientOutput({'kept': client.values['kept']}, weight=weight)
 
   start = {'count': tf.constant(5), 'kept': tf.constant([1.0, 2.0])}
   return _algorithm(
-    step, prepare=lambda client: base.Prepared(carried=start), finish=finish
+    step, prepare=lambda client: base.Prepared(values=start), finish=finish
   )
 
 
@@ -217,12 +216,12 @@ def test_steps_carry_values_to_finish():
   np.testing.assert_array_equal(result.uploads['kept'], [1, 2])
 
 
-def test_carried_values_of_a_client_without_steps_are_the_first_ones():
+def test_values_of_a_client_without_steps_are_the_first_ones():
   assert _run(_counting(), enabled=False).weight == 5
 
 
-def test_a_step_carries_only_what_prepare_declares():
-  with pytest.raises(ValueError, match="carried='cuont'.*count"):
+def test_a_step_replaces_only_what_prepare_declares():
+  with pytest.raises(ValueError, match="values='cuont'.*count"):
     _run(_counting('cuont'), unlabeled=_examples([1.0]))
 
 
@@ -235,11 +234,8 @@ def test_a_step_sets_its_rates_and_trains_a_network_within_itself():
     factor = tf.cast(batch.time.step + 1, tf.float32)
     networks.descend('other', [tf.ones_like(weight)], factor)
     fall = before - tf.reduce_sum(weight.read_value())
-    return base.StepResult(
-      handmade.ones(networks),
-      {'fall': base.Mean.ratio(fall, 1)},
-      learning_rate_factor=10.0 * factor,
-    )
+    networks.descend(base.MODEL, handmade.ones(networks), 10.0 * factor)
+    return base.StepResult(None, {'fall': base.Mean.ratio(fall, 1)})
 
   declared = {'other': base.AuxiliaryNetwork(trained=True)}
   local = training.LocalTraining(

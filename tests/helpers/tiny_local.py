@@ -70,6 +70,10 @@ def train(
   )
   states = states_lib.States(algorithm, setup)
   received = dict(states.start(network.initial_weights()).control)
+  # Networks that were not sent have the model's weights.
+  received |= {
+    name: network.initial_weights() for name in auxiliary if name not in initial
+  }
   if build := algorithm.exchange():
     exchange = build(setup)
     sent = exchange.message(exchange.initialize(), None, tf.constant(1))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+import tiny_plan
 import tiny_task
 
 from tff_fssl.interface import base
@@ -56,10 +57,10 @@ def differ(first, second):
 
 def is_possible(algorithm, uploads, setup=base.Setup(num_classes=3)):
   """Whether a client may send these uploads; those left out are 0."""
-  bounds = screen.build_bounds(algorithm, setup)
+  plan = tiny_plan.bare(algorithm, setup)
   values = {
     name: tf.zeros(upload.spec.shape, upload.spec.dtype)
-    for name, upload in bounds.uploads.items()
+    for name, upload in plan.uploads.items()
   }
-  checks = screen.checks_of_uploads({**values, **uploads}, bounds)
+  checks = screen.checks_of_uploads(plan, {**values, **uploads})
   return all(bool(check.is_possible) for check in checks.values())

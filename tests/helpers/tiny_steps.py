@@ -30,6 +30,13 @@ class Identity:
     return images
 
 
+class Descents(dict):
+  """The gradients by which a step moves networks, by name. It moves none."""
+
+  def __call__(self, name, gradients, rate_factor=1.0):
+    self[name] = gradients
+
+
 IDENTITY = base.Networks(Identity(), {})
 
 

@@ -54,7 +54,7 @@ class Switching(base.Algorithm):
     return {'teacher': base.Broadcast(when=when), 'mode': base.Broadcast()}
 
   def networks(self):
-    return {'teacher': base.AuxiliaryNetwork('teacher')}
+    return {'teacher': base.AuxiliaryNetwork()}
 
   def uploads(self, setup):
     high = float(np.log(3)) + 1e-6
@@ -64,12 +64,12 @@ class Switching(base.Algorithm):
     return {base.UNLABELED: self.unlabeled_stream()}
 
   def prepare(self, client):
-    return base.Prepared(constants={'mode': client.received['mode']})
+    return base.Prepared(values={'mode': client.received['mode']})
 
   def step(self, networks, batch):
     network, teacher = networks.model, networks['teacher']
     part = batch.unlabeled
-    by_teacher = batch.prepared['mode'] > 0.5
+    by_teacher = batch.values['mode'] > 0.5
     student_probs = tf.nn.softmax(
       network.logits(part.views['weak'], training=True)
     )
@@ -145,7 +145,6 @@ class Helping(base.Algorithm):
   name = 'helping'
   scenarios = (base.LABELS_AT_CLIENTS,)
   unlabeled_views = base.WEAK_AND_STRONG
-  alternates = True
 
   def initial_state(self, weights, setup):
     psi = tf.nest.map_structure(lambda t: 0.2 * t, tuple(weights.trainable))
@@ -155,10 +154,10 @@ class Helping(base.Algorithm):
     return {'psi': base.Broadcast()}
 
   def networks(self):
-    return {'psi': base.AuxiliaryNetwork('psi', trained=True, uploaded=True)}
+    return {'psi': base.AuxiliaryNetwork(trained=True, uploaded=True)}
 
   def prepare(self, client):
-    return base.Prepared(constants={'helper': client.received['helper']})
+    return base.Prepared(values={'helper': client.received['helper']})
 
   def labeled_step(self, networks, batch):
     psi = networks['psi'].trainable_variables
@@ -170,16 +169,20 @@ class Helping(base.Algorithm):
 
   def unlabeled_step(self, networks, batch):
     psi = networks['psi'].trainable_variables
-    part, helper = batch.unlabeled, batch.prepared['helper']
+    part, helper = batch.unlabeled, batch.values['helper']
     with networks.model.perturbed(psi), tf.GradientTape() as tape:
       logits = networks.model.logits(part.views['strong'], training=True)
       probs = tf.nn.softmax(logits)
       loss = tf.reduce_sum(tf.square(probs - helper)) * part.weights[0]
-    return base.StepResult(
-      None,
-      {'loss_helper': base.Mean.weighted(loss, 1.0)},
-      {'psi': networks.model.gradients(tape, loss)},
-    )
+    networks.descend('psi', networks.model.gradients(tape, loss))
+    return base.StepResult(None, {'loss_helper': base.Mean.weighted(loss, 1.0)})
+
+  def step(self, networks, batch):
+    labeled = self.labeled_step(networks, batch)
+    networks.descend(base.MODEL, labeled.gradients)
+    unlabeled = self.unlabeled_step(networks, batch)
+    metrics = {**labeled.metrics, **unlabeled.metrics}
+    return unlabeled._replace(metrics=metrics)
 
   def finish(self, client, metrics):
     del metrics

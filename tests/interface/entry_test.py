@@ -30,7 +30,11 @@ def test_an_entry_is_read_from_the_class():
     "An algorithm of one's own, whose summary has two lines."
   )
   assert entry.run_defaults == {'client_epochs': 3, 'norm': 'gn'}
-  assert not entry.predicts_otherwise
+  assert not (entry.predicts_otherwise or entry.learns_unlabeled)
+  assert not entry.keeps_client_state()
+  assert registry.REGISTRY['fixmatch'].learns_unlabeled
+  fedcon = registry.REGISTRY['fedcon']
+  assert fedcon.keeps_client_state(fedcon.hparams(client_state='table'))
   assert registry.REGISTRY['protofssl'].predicts_otherwise
 
 

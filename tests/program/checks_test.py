@@ -1,8 +1,5 @@
-import dataclasses
-
 import pytest
 
-from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import config
 
@@ -367,21 +364,7 @@ def test_statistics_of_clients_are_refused(own_data, argv, words, aggregator):
   assert not _config(*unprotected, '--aggregator=mean').is_private
 
 
-@pytest.mark.parametrize(
-  'changed, word',
-  [
-    ({'client_state': True}, 'identity'),
-    ({'per_client_broadcast': True}, 'message of its own'),
-  ],
-)
-def test_cross_device_names_what_stands_against_it(monkeypatch, changed, word):
+def test_cross_device_names_what_stands_against_it():
   assert _config('--cross_device', '--norm=gn').run.cross_device
-  entry = registry.REGISTRY['fl2']
-  capabilities = dataclasses.replace(entry.capabilities, **changed)
-  monkeypatch.setitem(
-    registry.REGISTRY,
-    'fl2',
-    dataclasses.replace(entry, capabilities=capabilities),
-  )
-  with pytest.raises(UsageError, match=word):
-    _config('--cross_device', '--norm=gn')
+  with pytest.raises(UsageError, match='identity.*remembered_clients=0'):
+    _config('--cross_device', '--norm=gn', '--algorithm=fedmatch')

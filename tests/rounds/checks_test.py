@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import two_sets
@@ -30,22 +29,14 @@ class TestNames:
     return error.value
 
   def test_of_a_network(self):
-    networks = {'teacher': base.AuxiliaryNetwork('techer')}
+    networks = {'techer': base.AuxiliaryNetwork()}
     error = self._check(
       self._changed(networks=lambda self: networks),
-      "networks, 'teacher': starts_from='techer'",
+      "networks='techer'",
       'weights that the server sends: teacher',
       "did you mean 'teacher'",
     )
     assert isinstance(error, hparams_lib.UsageError)
-
-  def test_of_a_network_that_is_kept_but_never_sent(self):
-    mode = lambda self, state: {'mode': base.Broadcast()}
-    self._check(
-      self._changed(broadcasts=mode),
-      "starts_from='teacher'",
-      'the server sends: none',
-    )
 
   def test_of_a_network_in_the_servers_training(self):
     @dataclasses.dataclass(frozen=True)
@@ -58,20 +49,6 @@ class TestNames:
       "server_trainer: networks='techer'",
       'weights that the server keeps: teacher',
     )
-
-  def test_of_the_model(self):
-    first, second = (
-      two_sets.run(
-        two_sets.build(self._changed(networks=lambda self: {'teacher': n})), 1
-      )[0]
-      for n in (base.AuxiliaryNetwork(), base.AuxiliaryNetwork('teacher'))
-    )
-    # In the first round, the teacher is the model.
-    for a, b in zip(
-      first.state.global_model_weights.trainable,
-      second.state.global_model_weights.trainable,
-    ):
-      np.testing.assert_array_equal(a, b)
 
   def test_of_streams_and_views(self):
     stream = base.Stream({'weak': 'weak', 'strong': 'storng'})
@@ -119,21 +96,22 @@ class TestNames:
     )
     assert isinstance(error, hparams_lib.UsageError)
 
-  def test_of_what_steps_return_and_read(self):
+  def test_of_what_steps_move_and_read(self):
     """In the graph's code: the error also shows the algorithm's own line."""
     plain = two_sets.Switching.step
 
-    def auxiliary(self, networks, batch):
+    def move(self, networks, batch):
       result = plain(self, networks, batch)
-      return result._replace(auxiliary={'teacher': result.gradients})
+      networks.descend('teacher', result.gradients)
+      return result
 
     def read(self, networks, batch):
       return plain(self, networks, batch._replace(streams=batch.streams['un']))
 
     self._check(
-      self._changed(step=auxiliary),
-      "auxiliary='teacher'",
-      'trained auxiliary networks: none',
+      self._changed(step=move),
+      "Networks.descend='teacher'",
+      'trained networks: model',
     )
     self._check(
       self._changed(step=read), "'un': there is no such name", 'unlabeled'

@@ -2,18 +2,20 @@
 
 import collections
 
+import handmade
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 
-from tff_fssl.algorithms import supervised
+from tff_fssl.algorithms import local_training
+from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.models import server_model
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import messages
-from tff_fssl.rounds import states as states_lib
 
 # Three trainable floats, two others, and the count of the statistics.
 _MODEL = server_model.ServerModel(
@@ -42,7 +44,10 @@ def _figures(
   networks=(),
   uploads=None,
   num_clients=1,
-  **settings,
+  head=None,
+  report_type=None,
+  statistics_up=0,
+  is_static=False,
 ):
   """Figures of a round whose clients send `update`, by channel."""
   specs = collections.OrderedDict(
@@ -51,22 +56,21 @@ def _figures(
   sent = tff.types.tensorflow_to_type(specs)
   if row is not None:
     sent = collections.OrderedDict(update=sent, row=row)
+  uploaded = base.AuxiliaryNetwork(uploaded=True)
+  algorithm = handmade.algorithm(
+    uploads=lambda setup: uploads or {},
+    networks=lambda: dict.fromkeys(networks, uploaded),
+  )
+  plan = tiny_plan.bare(algorithm, exchange=exchange, head=head)
+  plan.networks.is_static = is_static
   computed = communication.build_communication(
+    plan,
     tff.types.tensorflow_to_type(
       tf.nest.map_structure(tf.TensorSpec.from_tensor, _as_tensors())
     ),
     tff.to_type(tff.learning.templates.ClientResult(sent, np.float32)),
-    states=states_lib.States(supervised.Supervised()),
-    networks=networks,
-    uploads=uploads or {},
-    exchange=exchange,
-    **{
-      'kept_bytes': 0,
-      'has_statistics_phases': False,
-      'statistics_up': 0,
-      'report_bytes': 0,
-      **settings,
-    },
+    report_type,
+    statistics_up=statistics_up,
   )
   return computed(_MODEL, _MODEL, num_clients)
 
@@ -85,7 +89,8 @@ def _parts(figures, way):
 
 
 def test_a_model_down_and_an_update_with_its_weight_up():
-  figures = _figures(num_clients=10, report_bytes=9)
+  report_type = tff.to_type((np.float32, np.float32, np.bool_))
+  figures = _figures(num_clients=10, report_type=report_type)
   # The number of the round goes down.
   assert _parts(figures, 'down') == {
     'model': _MODEL_BYTES,
@@ -123,7 +128,8 @@ def test_networks_and_places_of_clients():
 
 
 def test_weights_that_stay_and_further_phases():
-  figures = _figures(kept_bytes=8, has_statistics_phases=True, statistics_up=20)
+  head = {0: tf.TensorSpec([2])}
+  figures = _figures(head=head, is_static=True, statistics_up=20)
   down = _parts(figures, 'down')
   assert (down['model'], down['statistics']) == (16, 16)
   assert _parts(figures, 'up')['statistics'] == 20
@@ -171,5 +177,8 @@ def test_clients_that_train_alone_send_nothing():
   model_type = tff.types.tensorflow_to_type(
     tf.nest.map_structure(tf.TensorSpec.from_tensor, _as_tensors())
   )
-  figures = communication.build_no_communication(model_type)(_MODEL, _MODEL, 9)
+  plan = tiny_plan.bare(local_training.LocalSupervised())
+  figures = communication.build_communication(
+    plan, model_type, model_type, None, statistics_up=0
+  )(_MODEL, _MODEL, 9)
   assert figures['bytes_up'] == figures['bytes_down'] == 0

@@ -1,4 +1,4 @@
-"""Rows of clients on their way to the server."""
+"""What the server sends, and clients' rows on their way to it."""
 
 import collections
 
@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 
 from tff_fssl.aggregators import collecting
 from tff_fssl.interface import exchange
+from tff_fssl.interface import groups as groups_lib
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import messages
 
 _NUM_CLIENTS = 40
@@ -58,7 +61,7 @@ def end_round():
   state_type = initialize.type_signature.result
   row_type = messages.row_type(_KEEPING.row_specs)
   collect, rows_type = collecting.build_collect(row_type)
-  accept = messages.build_accept(_KEEPING, state_type, model_type, rows_type)
+  accept = messages.build_accept(_KEEPING, state_type, rows_type, model_type)
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
@@ -67,7 +70,7 @@ def end_round():
     tff.FederatedType(np.bool_, tff.SERVER),
   )
   def comp(state, rows, model, counts):
-    return accept(state, collect(rows), model, counts)
+    return tff.federated_map(accept, (state, collect(rows), model, counts))
 
   def call(rows, counts=True):
     state, metrics = comp(initialize(), rows, model, counts)
@@ -116,3 +119,20 @@ def test_a_round_that_does_not_count_has_no_rows(end_round):
   table, metrics = end_round([_row(1), _row(2), _row(2)], counts=False)
   assert np.all(table['position'] == -1)
   assert (metrics['num_rows'], metrics['num_disputed_rows']) == (0, 0)
+
+
+def test_a_client_of_a_group_receives_its_row():
+  weights = Weights(
+    (tf.constant([1.0, 2.0]),), (tf.constant(5.0),), tf.constant(1.0)
+  )
+  rows = tf.nest.map_structure(lambda t: tf.stack([t, 10 * t]), weights)
+  groups = groups_lib.Groups(
+    2, 2, lambda model: rows, lambda slot, seed: groups_lib.Place(slot, slot)
+  )
+  plan = tiny_plan.bare(groups=groups)
+  model = server_model.ServerModel(*weights)
+  message = messages.make_message(plan, (), model, tf.constant(1))
+  data = {'slot': tf.constant(1), 'seed': tf.zeros([2], tf.int32)}
+  received = messages.read_message(plan, message, data)
+  np.testing.assert_array_equal(received.weights.trainable[0], [10.0, 20.0])
+  assert float(received.weights.statistics_count) == 10.0

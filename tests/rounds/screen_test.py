@@ -41,21 +41,21 @@ def test_most_examples_are_those_of_the_longest_stream(streams, most):
   algorithm = dataclasses.replace(
     handmade.algorithm(streams=lambda: streams), round=hparams
   )
-  bounds = screen.build_bounds(algorithm, base.Setup(num_classes=3))
+  bounds = screen.build_bounds(algorithm)
   assert bounds.num_examples == most
   assert bounds.weights == guarded.AllowedWeights(most)
   # 3 steps, whatever the examples are.
   algorithm = dataclasses.replace(
     algorithm, round=dataclasses.replace(hparams, client_steps=3)
   )
-  steps = screen.build_bounds(algorithm, base.Setup(num_classes=3))
+  steps = screen.build_bounds(algorithm)
   assert steps.num_examples == 3 * most / (2 * (4 if len(streams) > 1 else 3))
   # A metric may count all of the client's examples, before the steps.
   assert bounds.num_counted == most
   algorithm = dataclasses.replace(
     algorithm, round=dataclasses.replace(hparams, client_steps=1)
   )
-  one_step = screen.build_bounds(algorithm, base.Setup(num_classes=3))
+  one_step = screen.build_bounds(algorithm)
   assert one_step.num_counted >= 20 > one_step.num_examples
 
 
@@ -70,7 +70,7 @@ def test_an_episode_may_have_all_labelled_examples(steps):
       max_client_examples=500,
     )
   )
-  bounds = screen.build_bounds(algorithm, base.Setup(num_classes=10))
+  bounds = screen.build_bounds(algorithm)
   assert bounds.num_examples >= max(steps, 1) * (30 + 500)
   assert bounds.num_counted >= bounds.num_examples
 
@@ -81,7 +81,7 @@ def test_uniform_weights_are_0_or_1_unless_the_algorithm_sets_them(weighs):
     learning_status_aggregation=weighs,
     round=round_hparams.RoundHparams(client_weighting='uniform'),
   )
-  weights = screen.build_bounds(algorithm, base.Setup(num_classes=3)).weights
+  weights = screen.build_bounds(algorithm).weights
   assert weights == guarded.AllowedWeights(1.0, all_or_nothing=not weighs)
 
 

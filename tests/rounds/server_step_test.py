@@ -3,19 +3,20 @@
 import collections
 
 import contexts
+import handmade
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_plan
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import round_hparams
 from tff_fssl.models import server_model
 from tff_fssl.rounds import server_step
-from tff_fssl.rounds import states
 
-_STATES = states.States(supervised.Supervised())
 _VECTOR = tff.TensorType(np.float32, [2])
 _WEIGHTS = server_model.ServerModel(
   (np.array([3.0, 4.0], np.float32),),
@@ -39,35 +40,45 @@ def _aggregate_type(*update):
   return tff.to_type(_aggregate(*update, num_reports=np.float32))
 
 
-@pytest.fixture(scope='module', params=['sgd', 'adam'])
+def _build(model_type, sent_type, variances=(), **optimizer):
+  """(model, sent) -> the step's result, after no round."""
+  hparams = round_hparams.RoundHparams(
+    num_pretraining_rounds=0,
+    **{f'server_optimizer{name}': value for name, value in optimizer.items()},
+  )
+  plan = tiny_plan.bare(supervised.Supervised(round=hparams))
+  plan.networks.variances = variances
+  initialize = server_step.build_initialize(plan, model_type)
+  state_type = initialize.type_signature.result
+  step = server_step.build_step(plan, state_type, model_type, sent_type)
+  return lambda model, sent: step(initialize(), model, sent)
+
+
+@pytest.fixture(
+  scope='module',
+  params=[
+    {'_learning_rate': 1.0, '_momentum': 0.5},
+    {'': 'adam', '_learning_rate': 0.1},
+  ],
+)
 def step(request):
   """The step, whose second non-trainable weight is a variance."""
-  optimizer = {
-    'sgd': tff.learning.optimizers.build_sgdm(1.0, momentum=0.5),
-    'adam': tff.learning.optimizers.build_adam(0.1),
-  }[request.param]
   weights_type = tff.to_type(
     server_model.ServerModel(
       (_VECTOR,), (_VECTOR, _VECTOR), tff.TensorType(np.float32)
     )
   )
-  return server_step.build_server_step(
-    weights_type,
-    _aggregate_type(_VECTOR, _VECTOR, _VECTOR),
-    optimizer,
-    first_round=1,
-    states=_STATES,
-    non_negative=[1],
-  )
+  sent_type = _aggregate_type(_VECTOR, _VECTOR, _VECTOR)
+  return _build(weights_type, sent_type, [1], **request.param)
 
 
 def _next(step, *update):
   update = tuple(np.full([2], u, np.float32) for u in update)
-  return step.next(step.initialize(), _WEIGHTS, _aggregate(*update))
+  return step(_WEIGHTS, _aggregate(*update))
 
 
 def test_variances_stay_what_variances_can_be(step):
-  weights = _next(step, 0.1, 2.0, 2.0).result
+  _, weights, _ = _next(step, 0.1, 2.0, 2.0)
   np.testing.assert_allclose(weights.non_trainable[0], [-1.5, -1.0])
   np.testing.assert_allclose(weights.non_trainable[1], [0.0, 0.0])
 
@@ -76,33 +87,27 @@ def test_variances_stay_what_variances_can_be(step):
   'update', [(np.nan, 0, 0), (0, np.inf, 0), (0, 0, np.nan)]
 )
 def test_updates_that_are_not_finite_are_skipped(step, update):
-  output = _next(step, *update)
-  assert output.measurements['update_skipped'] == 1
-  assert output.measurements['update_norm'] == 0.0
-  assert output.measurements['weights_norm'] == 5.0
+  state, model, metrics = _next(step, *update)
+  assert metrics['update_skipped'] == 1
+  assert metrics['update_norm'] == 0.0
+  assert metrics['weights_norm'] == 5.0
   for a, b in zip(
-    tf.nest.flatten(output.result), tf.nest.flatten(_WEIGHTS), strict=True
+    tf.nest.flatten(model), tf.nest.flatten(_WEIGHTS), strict=True
   ):
     np.testing.assert_array_equal(a, b)
-  assert output.state['round_num'] == 2
+  assert state['round_num'] == 2
 
 
 def test_a_finite_update_whose_result_is_not_is_skipped():
   weights_type = tff.to_type(
     server_model.ServerModel((_VECTOR,), (), tff.TensorType(np.float32))
   )
-  step = server_step.build_server_step(
-    weights_type,
-    _aggregate_type(_VECTOR),
-    tff.learning.optimizers.build_sgdm(10.0),
-    first_round=1,
-    states=_STATES,
-  )
+  step = _build(weights_type, _aggregate_type(_VECTOR), _learning_rate=10.0)
   weights = _WEIGHTS._replace(non_trainable=())
   huge = (np.full([2], 3e38, np.float32),)
-  output = step.next(step.initialize(), weights, _aggregate(*huge))
-  assert output.measurements['update_skipped'] == 1
-  np.testing.assert_array_equal(output.result.trainable[0], [3.0, 4.0])
+  _, model, metrics = step(weights, _aggregate(*huge))
+  assert metrics['update_skipped'] == 1
+  np.testing.assert_array_equal(model.trainable[0], [3.0, 4.0])
 
 
 def test_all_that_clients_send_has_a_name():
@@ -120,7 +125,11 @@ def test_all_that_clients_send_has_a_name():
     },
   )
   aggregate['update'].update(summed=3 * vector, teacher=[2 * vector])
-  found = server_step._aggregated(aggregate, ['teacher'], uploads, tuple)
+  teacher = base.AuxiliaryNetwork(uploaded=True)
+  algorithm = handmade.algorithm(
+    uploads=lambda setup: uploads, networks=lambda: {'teacher': teacher}
+  )
+  found = server_step._aggregate(tiny_plan.bare(algorithm), aggregate)
   assert set(found.values) == {'teacher', *uploads}
   assert found['report'] == 0.5
   np.testing.assert_array_equal(found['teacher'][0], [2.0, 4.0])

@@ -1,14 +1,20 @@
 """Statistics that are gathered while clients train."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_plan
 import tiny_rounds
 import tiny_task
 
 from tff_fssl import hparams
+from tff_fssl.algorithms import supervised
+from tff_fssl.interface import round_hparams
 from tff_fssl.program import config
 from tff_fssl.rounds import process as process_lib
+from tff_fssl.rounds import statistics_phase
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 
@@ -120,3 +126,15 @@ def test_it_has_no_effect_without_static_batch_norm():
   flags = ['--algorithm=fixmatch', '--norm=gn', '--statistics_phase=training']
   with pytest.raises(hparams.UsageError, match='has no effect'):
     config.parse_config(flags)
+
+
+def test_a_client_that_lies_in_a_later_phase_only_is_counted():
+  phases = [collections.OrderedDict(num_rejected_clients=n) for n in (0, 2, 1)]
+  assert statistics_phase._largest(phases) == {'num_rejected_clients': 2}
+
+
+def test_a_model_without_batch_norm_keeps_its_own_statistics():
+  algorithm = supervised.Supervised(round=round_hparams.RoundHparams())
+  plan, model = tiny_plan.build(algorithm, 'none'), object()
+  assert statistics_phase.make_own(plan)(model, None) is model
+  assert not statistics_phase.when_gathered(plan)

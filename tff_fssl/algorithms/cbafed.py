@@ -282,7 +282,11 @@ class CbaFed(base.Algorithm):
     return base.Prepared(
       selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
       per_example={'labels': labels, 'kept': kept, **per_example},
-      constants={'num_epochs': num_epochs, 'has_labels': has_labels},
+      values={
+        'num_epochs': num_epochs,
+        'has_labels': has_labels,
+        _COUNTS: self._count(client, labels, kept),
+      },
       metrics={
         **diagnostics.pseudo_label_metrics(labels, client.unlabeled.y, kept),
         'second_label_ratio': ratio,
@@ -293,7 +297,6 @@ class CbaFed(base.Algorithm):
         has_labels, 1.0, self.unlabeled_rate_factor
       ),
       num_epochs=num_epochs,
-      carried={_COUNTS: self._count(client, labels, kept)},
     )
 
   def _predict(
@@ -367,12 +370,12 @@ class CbaFed(base.Algorithm):
     """Computes cross-entropy with the pseudo-labels of kept examples."""
     examples = batch.unlabeled
     if self.fixed_views:
-      views = {'weak': examples.prepared['view']}
+      views = {'weak': examples.per_example['view']}
       examples = examples._replace(views=views)
     # A filler has no pseudo-label.
-    mask = examples.weights * tf.cast(examples.prepared['kept'], tf.float32)
+    mask = examples.weights * tf.cast(examples.per_example['kept'], tf.float32)
     entropies = losses.cross_entropy(
-      examples.prepared['labels'], examples.logits(networks.model, 'weak')
+      examples.per_example['labels'], examples.logits(networks.model, 'weak')
     )
     loss = losses.masked_mean(entropies, mask)
     return loss, {
@@ -383,7 +386,7 @@ class CbaFed(base.Algorithm):
     """Connects weights with older ones at the end of some epochs (step 3)."""
     if not self._connects:
       return
-    time, prepared = batch.time, batch.prepared
+    time, prepared = batch.time, batch.values
     steps = tf.maximum(time.num_steps // prepared['num_epochs'], 1)
     num_done = (time.step + 1) // steps
     is_end = tf.equal((time.step + 1) % steps, 0) & prepared['has_labels']
@@ -406,7 +409,7 @@ class CbaFed(base.Algorithm):
   ) -> base.ClientOutput:
     """Uploads the numbers of examples (step 4)."""
     del metrics
-    return base.ClientOutput({_COUNTS: client.carried[_COUNTS]})
+    return base.ClientOutput({_COUNTS: client.values[_COUNTS]})
 
   def update(
     self,

@@ -197,21 +197,21 @@ class FedDb(base.Algorithm):
       ),
       # The server, or `finish`, replaces it.
       weight=tf.constant(1.0) if self.sets_weights else None,
-      carried={_APP_U: app_u},
+      values={_APP_U: app_u},
     )
 
   def unlabeled_step(
     self, networks: base.Networks, batch: base.Batch
   ) -> base.StepResult:
     """Moves APP-U, then differentiates the loss (step 3)."""
-    examples, carried = batch.unlabeled, {}
+    examples, values = batch.unlabeled, dict[str, tf.Tensor]()
     if self._follows:
       probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
-      moved = (batch.carried[_APP_U] + _mean(probs, examples.weights)) / 2.0
+      moved = (batch.values[_APP_U] + _mean(probs, examples.weights)) / 2.0
       # A client that has kept nothing has a batch of fillers.
       has_examples = examples.size > 0.0
-      carried[_APP_U] = tf.where(has_examples, moved, batch.carried[_APP_U])
-    return super().unlabeled_step(networks, batch)._replace(carried=carried)
+      values[_APP_U] = tf.where(has_examples, moved, batch.values[_APP_U])
+    return super().unlabeled_step(networks, batch)._replace(values=values)
 
   def unlabeled_loss(
     self, networks: base.Networks, batch: base.Batch
@@ -219,7 +219,7 @@ class FedDb(base.Algorithm):
     """Computes cross-entropy of kept examples' strong views (step 3)."""
     examples = batch.unlabeled
     entropies = losses.cross_entropy(
-      examples.prepared['labels'], examples.logits(networks.model, 'strong')
+      examples.per_example['labels'], examples.logits(networks.model, 'strong')
     )
     loss = losses.masked_mean(entropies, examples.weights)
     return loss, {'loss_pseudo_label': base.Mean.weighted(loss, examples.size)}
@@ -229,7 +229,7 @@ class FedDb(base.Algorithm):
   ) -> base.ClientOutput:
     """Sends APP-U, and what its weight is made by (steps 4 and 5)."""
     del metrics
-    app_u = client.carried[_APP_U]
+    app_u = client.values[_APP_U]
     distance = 0.5 * tf.reduce_sum(tf.abs(app_u - 1.0 / app_u.shape[0]))
     # Without unlabelled examples, APP-U is uniform by definition.
     has = tf.cast(tf.size(client.unlabeled.y) > 0, tf.float32)

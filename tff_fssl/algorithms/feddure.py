@@ -193,7 +193,7 @@ class FedDure(base.Algorithm):
     return {_STUDENT: base.AuxiliaryNetwork(trained=True)}
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
-    """Trains the student, and differentiates the teacher's loss."""
+    """Makes a step of the student, then one of the teacher."""
     # The number of the joint step, below 0 in the fine-tuning.
     number = batch.time.step - self.finetuning_steps
     with tf.GradientTape() as tape:
@@ -207,11 +207,12 @@ class FedDure(base.Algorithm):
           )
         metrics |= more
         loss += self._signal(gain) * _own_class_loss(strong, batch.unlabeled)
-    return base.StepResult(
+    networks.descend(
+      base.MODEL,
       networks.model.gradients(tape, loss),
-      metrics,
-      learning_rate_factor=self._rate_factor(batch.time.step, batch.time),
+      self._rate_factor(batch.time.step, batch.time),
     )
+    return base.StepResult(None, metrics)
 
   def _train_student(
     self,
@@ -242,7 +243,6 @@ class FedDure(base.Algorithm):
         logits = examples.logits(student, self.student_view)
         entropies = losses.cross_entropy(labels, logits)
         loss = losses.masked_mean(entropies, examples.weights)
-      assert networks.descend is not None
       factor = self._rate_factor(number, batch.time, self.student_wait_steps)
       networks.descend(_STUDENT, student.gradients(tape, loss), factor)
       return [before - _loss_on_labels(student, batch), loss, *sizes]

@@ -93,7 +93,6 @@ class FedRgd(base.Algorithm):
   norm = 'gn'
   capabilities = base.Capabilities(
     extra_uploads=('group (two numbers)',),
-    groups='has_groups',
     without_groups='num_groups=1',
   )
   # The paper's optimizers, except for the learning rate, which depends on the

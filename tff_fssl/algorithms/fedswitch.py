@@ -89,7 +89,6 @@ class TsServerEma(base.Algorithm):
   flags_of = 'fedswitch'
   paper = 'Zhao et al., arXiv 2023'
   unlabeled_views = base.WEAK_AND_STRONG
-  capabilities = base.Capabilities(weight_sets_down=2)
   # The paper's optimizers are plain SGD and FedAvg, with FedProx's term.
   round_defaults = {
     'client_epochs': 1,
@@ -137,7 +136,7 @@ class TsServerEma(base.Algorithm):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Gives clients the teacher."""
-    return {TEACHER: base.AuxiliaryNetwork(TEACHER)}
+    return {TEACHER: base.AuxiliaryNetwork()}
 
   def unlabeled_loss(
     self, networks: base.Networks, batch: base.Batch
@@ -210,7 +209,7 @@ class TsClientEma(TsServerEma):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Makes clients upload the teacher."""
-    return {TEACHER: base.AuxiliaryNetwork(TEACHER, uploaded=True)}
+    return {TEACHER: base.AuxiliaryNetwork(uploaded=True)}
 
   def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
     """Moves the client's teacher towards its student."""
@@ -263,7 +262,6 @@ class FedSwitch(TsServerEma):
   name = 'fedswitch'
   capabilities = base.Capabilities(
     extra_uploads=('divergences of predictions from uniform',),
-    weight_sets_down=2,
     signals='switches',
     without_signals='labeler=teacher',
   )
@@ -368,7 +366,7 @@ class FedSwitch(TsServerEma):
     """Adds the broadcast flags `by_teacher` and `teacher_sent`."""
     prepared = super().prepare(client)
     sent = {n: client.received[n] for n in ('by_teacher', 'teacher_sent')}
-    return prepared._replace(constants={**prepared.constants, **sent})
+    return prepared._replace(values={**prepared.values, **sent})
 
   def unlabeled_loss(
     self, networks: base.Networks, batch: base.Batch
@@ -381,9 +379,9 @@ class FedSwitch(TsServerEma):
     student = tf.nn.softmax(logits)
     # A batch without unlabelled examples has no divergence.
     count = tf.cast(tf.reduce_any(examples.weights > 0.0), tf.float32)
-    counts = (count, count * batch.prepared['teacher_sent'])
+    counts = (count, count * batch.values['teacher_sent'])
     metrics['labeled_by_teacher'] = base.Mean(
-      count * batch.prepared['by_teacher'], count
+      count * batch.values['by_teacher'], count
     )
     for name, predicted, size in zip(
       _DIVERGENCES, (student, teacher), counts, strict=True
@@ -408,7 +406,7 @@ class FedSwitch(TsServerEma):
       sent).
     """
     by_teacher, is_sent = (
-      batch.prepared[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
+      batch.values[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
     )
 
     def label() -> tf.Tensor:

@@ -251,7 +251,7 @@ class Fl2(base.Algorithm):
     if not self.adaptive_threshold:
       limits = tf.fill(tf.shape(limits), self.confidence_threshold)
     prepared = base.Prepared(
-      constants={'limits': limits}, ranges=self._ranges(tau, limits)
+      values={'limits': limits}, ranges=self._ranges(tau, limits)
     )
     if self.learning_status_aggregation:
       # Rounding may take a mean of probabilities above 1.
@@ -327,11 +327,16 @@ class Fl2(base.Algorithm):
     examples = batch.unlabeled
     if self.pseudo_labels == PER_ROUND:
       # The batch holds kept examples only. `prepare` has reported metrics.
-      confident = examples.prepared['confident']
-      return examples.prepared['labels'], tf.ones_like(confident), confident, {}
+      confident = examples.per_example['confident']
+      return (
+        examples.per_example['labels'],
+        tf.ones_like(confident),
+        confident,
+        {},
+      )
     probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
     labels, kept, confident = thresholds.select(
-      probs, batch.prepared['limits'], self.confidence_threshold
+      probs, batch.values['limits'], self.confidence_threshold
     )
     metrics = diagnostics.kept_and_confident(
       labels, examples.labels, kept, confident, examples.weights

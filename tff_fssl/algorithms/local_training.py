@@ -54,11 +54,6 @@ from tff_fssl.models.weights import Weights
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
 # Nothing is sent: the server's table stands for the clients' disks.
-_CAPABILITIES = base.Capabilities(
-  client_state=True,
-  per_client_broadcast=True,
-  weight_sets_down=0,
-)
 
 
 class _Alone(base.Algorithm):
@@ -69,11 +64,14 @@ class _Alone(base.Algorithm):
 
   scenarios = (base.LABELS_AT_CLIENTS,)
   paper = _PAPER
-  capabilities = _CAPABILITIES
   alone = True
 
-  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
     """Starts from the client's own model (step 1)."""
+    if name != base.MODEL:
+      return super().start(name, weights, received)
     own: Weights = own_models.read_own(weights, received)
     return own
 

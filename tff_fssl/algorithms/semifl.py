@@ -132,7 +132,7 @@ class SemiFl(base.Algorithm):
     """Computes the cross-entropy of strong views with pseudo-labels."""
     fix = batch.unlabeled
     logits = networks.model.logits(fix.views['strong'], training=True)
-    entropies = losses.cross_entropy(fix.prepared['labels'], logits)
+    entropies = losses.cross_entropy(fix.per_example['labels'], logits)
     loss = losses.masked_mean(entropies, fix.weights)
     return loss, {'loss_pseudo_label': base.Mean.weighted(loss, fix.size)}
 
@@ -144,8 +144,8 @@ class SemiFl(base.Algorithm):
     images = mixup.mix(share, fix.views['weak'], mix.views['weak'])
     loss = mixup.mixed_cross_entropy(
       networks.model.logits(images, training=True),
-      fix.prepared['labels'],
-      mix.prepared['labels'],
+      fix.per_example['labels'],
+      mix.per_example['labels'],
       share,
       fix.weights,
     )

@@ -22,7 +22,6 @@ class Supervised(base.Algorithm):
   """Labels only: FedAvg at clients, or training at the server only."""
 
   name = 'supervised'
-  learns_unlabeled = False
   paper = 'McMahan et al., AISTATS 2017; Li et al., MLSys 2020'
   # With labels at the server, clients have nothing to train on.
   trains_clients = (base.LABELS_AT_CLIENTS,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tff_fssl import loops
 from tff_fssl import seeds
@@ -55,12 +55,26 @@ def draws_episodes(streams: Mapping[str, base.Stream]) -> bool:
 # larger images.
 _MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
 
-# The draws for a stream's part of a batch. _INDEX, _GROUP -> int32 [B]. _SIZE
-# -> int32 [1], B. Name of a random view -> float32 [B, K], or its seed, int32
-# [2], if it is no `augment.RandomView`.
-_Drawn: TypeAlias = 'dict[str, tf.Tensor]'
-_Kept: TypeAlias = 'dict[str, dict[str, tf.TensorArray]]'
-_INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.
+
+class _Drawn(NamedTuple):
+  """The draws for a stream's part of a batch, or of several batches.
+
+  Attributes:
+    index: int32 [B], its examples.
+    size: int32 [1], B. For several batches, int32 [batches].
+    views: Name of a random view -> float32 [B, K], or its seed, int32 [2], if
+      it is no `augment.RandomView`.
+    group: int32 [B]. () without episodes.
+  """
+
+  index: Any
+  size: Any
+  views: dict[str, Any]
+  group: Any = ()
+
+
+# A `_Drawn` of `tf.TensorArray`s by the name of the stream.
+_Kept: TypeAlias = 'dict[str, _Drawn]'
 
 
 class Ahead(NamedTuple):
@@ -197,7 +211,7 @@ class _Source:
     self,
     examples: base.Examples,
     others: base.Examples,
-    prepared: Mapping[str, tf.Tensor],
+    per_example: Mapping[str, tf.Tensor],
   ):
     self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
     no_others = tf.equal(tf.shape(others.x)[0], 0)
@@ -209,9 +223,9 @@ class _Source:
       ),
       inference.zero_row(examples.y, self.is_empty),
     )
-    self._prepared = {
+    self._per_example = {
       name: inference.zero_row(values, self.is_empty)
-      for name, values in prepared.items()
+      for name, values in per_example.items()
     }
     self._words = _words(self.examples.x)
 
@@ -238,7 +252,7 @@ class _Source:
     views: augment.Views,
   ) -> base.BatchExamples:
     """Builds a stream's part of a batch from its draws."""
-    index = drawn[_INDEX]
+    index = drawn.index
     images = self._gather(index)
 
     def make_view(name: str, kind: str) -> tf.Tensor:
@@ -246,7 +260,7 @@ class _Source:
         return views.plain(images)
       view = getattr(views, kind)
       render = view.render if _shares(view) else view
-      return render(images, drawn[name])
+      return render(images, drawn.views[name])
 
     return base.BatchExamples(
       views={
@@ -254,8 +268,10 @@ class _Source:
       },
       labels=tf.gather(self.examples.y, index),
       weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
-      prepared={k: tf.gather(v, index) for k, v in self._prepared.items()},
-      group=drawn.get(_GROUP),
+      per_example={
+        k: tf.gather(v, index) for k, v in self._per_example.items()
+      },
+      group=None if isinstance(drawn.group, tuple) else drawn.group,
     )
 
 
@@ -275,7 +291,7 @@ def _slice(
     ),
     labels=part.labels[start:end],
     weights=part.weights[start:end],
-    prepared={k: v[start:end] for k, v in part.prepared.items()},
+    per_example={k: v[start:end] for k, v in part.per_example.items()},
     group=None if group is None else group[start:end],
   )
 
@@ -288,7 +304,7 @@ class Feed:
     end: int32 scalar, the number of steps that are made. A straggler makes only
       the first ones.
     steps_at_once: The number of steps whose views are made at once.
-    carried: `Batch.carried` of the first step.
+    values: `Batch.values` of the first step.
   """
 
   def __init__(
@@ -322,7 +338,7 @@ class Feed:
       num_steps: The number of steps, instead of `num_epochs`. 0: by epochs.
     """
     self._streams, self._views = streams, client.views
-    self._prepared, self._seed = prepared, seed
+    self._seed = seed
     self._round_num = client.round_num
     # Key: whether the examples are labelled.
     self._own = {
@@ -336,7 +352,7 @@ class Feed:
       True: tf.range(tf.shape(client.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
-    self.carried: base.Tensors = names_lib.Named(prepared.carried)
+    self.values: base.Tensors = names_lib.Named(prepared.values)
     steps = self._steps_per_epoch(indices, sizes)
     if prepared.num_epochs is not None:
       num_epochs = tf.minimum(prepared.num_epochs, num_epochs)
@@ -463,7 +479,7 @@ class Feed:
       for name, stream in self._ordered
     }
     starts = {
-      name: tf.pad(tf.cumsum(of_stream[_SIZE]), [[1, 0]])
+      name: tf.pad(tf.cumsum(of_stream.size), [[1, 0]])
       for name, of_stream in drawn.items()
     }
     return Ahead(first, end, parts, starts)
@@ -477,10 +493,9 @@ class Feed:
     )
     return base.Batch(
       parts,
-      names_lib.Named(self._prepared.constants),
+      self.values,
       base.StepTime(self._round_num, step, self.num_steps),
       fold_in(fold_in(self._seed, seeds.STEP), step),
-      self.carried,
     )
 
   def _is_filler(self, name: str) -> tf.Tensor:
@@ -493,71 +508,68 @@ class Feed:
     """Draws the indices and views of each stream for a step."""
     drawn: dict[str, _Drawn] = {}
     for name, stream in self._ordered:
-      of_stream: _Drawn = {}
-      order = self._orders.get(name)
+      order, group = self._orders.get(name), ()
       if order is None:
-        of_stream[_INDEX] = self._sources[stream.labeled].draw(
-          tf.size(drawn[stream.partner_of][_INDEX]),
+        index = self._sources[stream.labeled].draw(
+          tf.size(drawn[stream.partner_of].index),
           self._stream_seed(seeds.PARTNERS, name, step),
         )
       elif isinstance(order, _Episodes):
-        of_stream[_INDEX], of_stream[_GROUP] = order.draw(step)
+        index, group = order.draw(step)
       else:
-        of_stream[_INDEX] = order.batch(step)
-      of_stream[_SIZE] = tf.shape(of_stream[_INDEX])
+        index = order.batch(step)
+      views = {}
       for i, (of_view, kind) in enumerate(stream.views.items()):
-        if kind == 'plain':
-          continue
-        view = getattr(self._views, kind)
-        seed = self._view_seed(name, i, step)
-        of_stream[of_view] = (
-          view.draw(tf.size(of_stream[_INDEX]), seed) if _shares(view) else seed
-        )
-      drawn[name] = of_stream
+        if kind != 'plain':
+          view, seed = (
+            getattr(self._views, kind),
+            self._view_seed(name, i, step),
+          )
+          views[of_view] = (
+            view.draw(tf.size(index), seed) if _shares(view) else seed
+          )
+      drawn[name] = _Drawn(index, tf.shape(index), views, group)
     return drawn
 
   def _draw_all(self, first: tf.Tensor, end: tf.Tensor) -> dict[str, _Drawn]:
     """Makes the draws of the steps [first, end) and concatenates them."""
+
+    def array(size: int | None = None) -> tf.TensorArray:
+      """Makes an array of int32 [B], or of float32 [B, size]."""
+      return tf.TensorArray(
+        tf.int32 if size is None else tf.float32,
+        size=end - first,
+        # Batches differ in size, so the first dimension is not inferred.
+        infer_shape=False,
+        element_shape=[None, *([] if size is None else [size])],
+      )
+
     kept = {
-      name: {
-        key: tf.TensorArray(
-          tf.int32 if size is None else tf.float32,
-          size=end - first,
-          # Batches differ in size, so the first dimension is not inferred.
-          infer_shape=False,
-          element_shape=[None, *([] if size is None else [size])],
-        )
-        for key, size in self._drawn_sizes(name).items()
-      }
-      for name in self._streams
+      name: _Drawn(
+        array(),
+        array(),
+        {
+          view: array(getattr(self._views, kind).num_draws)
+          for view, kind in stream.views.items()
+          if kind != 'plain'
+        },
+        array() if stream.labeled and stream.episode is not None else (),
+      )
+      for name, stream in self._streams.items()
     }
 
     def draw(step: tf.Tensor, kept: _Kept) -> _Kept:
       drawn = self._draw(step)
-      return {
-        name: {
-          key: array.write(step - first, drawn[name][key])
-          for key, array in arrays.items()
-        }
-        for name, arrays in kept.items()
-      }
+      written: _Kept = tf.nest.map_structure(
+        lambda array, values: array.write(step - first, values), kept, drawn
+      )
+      return written
 
     kept = loops.fold(draw, kept, start=first, end=end)
-    return {
-      name: {key: array.concat() for key, array in arrays.items()}
-      for name, arrays in kept.items()
-    }
-
-  def _drawn_sizes(self, name: str) -> dict[str, int | None]:
-    """Lists a stream's draws, with the numbers for each image or None."""
-    stream = self._streams[name]
-    sizes: dict[str, int | None] = {_INDEX: None, _SIZE: None}
-    if stream.labeled and stream.episode is not None:
-      sizes[_GROUP] = None
-    for view, kind in stream.views.items():
-      if kind != 'plain':
-        sizes[view] = getattr(self._views, kind).num_draws
-    return sizes
+    drawn: dict[str, _Drawn] = tf.nest.map_structure(
+      lambda array: array.concat(), kept
+    )
+    return drawn
 
   def num_examples(self, parts: Mapping[str, base.BatchExamples]) -> tf.Tensor:
     """Counts the examples of a batch without fillers and partners: float32."""

@@ -113,7 +113,7 @@ def measure_algorithm(
   tracing = _Tracing(network, algorithm, views, shape, at_server)
   client = tracing.client_specs(stored, received or {})
   prepared, once = tracing.prepare(client)
-  total = tracing.steps({False: _SIZE, True: _SIZE}, prepared)
+  total = tracing.step({False: _SIZE, True: _SIZE}, prepared)
   once += tracing.finish(client, prepared)
   streams = training.streams_of(algorithm, at_server=at_server)
   if not batches.trains_on(streams, labeled=True):
@@ -123,7 +123,7 @@ def measure_algorithm(
   else:
     # Steps mix both kinds of examples. A batch with more unlabelled ones tells
     # the cost of each kind.
-    more = tracing.steps({False: 2 * _SIZE, True: _SIZE}, prepared)
+    more = tracing.step({False: 2 * _SIZE, True: _SIZE}, prepared)
     unlabeled = (more - total) * (1 / _SIZE)
   labeled = total * (1 / _SIZE) - unlabeled
   return dataclasses.replace(
@@ -154,7 +154,7 @@ class _Tracing:
     self._algorithm, self._views = algorithm, views
     self._at_server = at_server
     self._streams = training.streams_of(algorithm, at_server=at_server)
-    self._steps = training.steps_of(algorithm, at_server=at_server)
+    self._step = training.step_of(algorithm, at_server=at_server)
     self._image_shape = image_shape
     self._metrics: dict[str, Any] = {}
 
@@ -164,12 +164,10 @@ class _Tracing:
     """Returns the specs of `_client`'s arguments."""
     examples = base.Examples(stored, _labels(None))
     weights = self._networks.model.weight_specs
-    declared = self._algorithm.networks()
-    received = dict(training.add_unsent(received, declared, weights))
-    return weights, examples, examples, received, _INT, _SEED
+    return weights, examples, examples, dict(received), _INT, _SEED
 
   def _client(self, *values: Any) -> base.Client:
-    weights, labeled, unlabeled, received, round_num, seed, *carried = values
+    weights, labeled, unlabeled, received, round_num, seed, *others = values
     return base.Client(
       self._networks,
       weights,
@@ -179,7 +177,7 @@ class _Tracing:
       self._views,
       round_num,
       seed,
-      *carried,
+      *others,
     )
 
   def prepare(self, client: tuple[Any, ...]) -> tuple[base.Prepared, Flops]:
@@ -196,23 +194,23 @@ class _Tracing:
     return _trace(lambda *c: self._algorithm.prepare(self._client(*c)), *client)
 
   def finish(self, client: tuple[Any, ...], prepared: base.Prepared) -> Flops:
-    """Counts the FLOPs of `finish` for an example. Call `steps` before."""
+    """Counts the FLOPs of `finish` for an example. Call `step` before."""
     if self._at_server or self._algorithm.alone:
       # Without federation, `finish` is the pass of static batch norm, which the
       # round counts separately.
       return Flops()
-    # `finish` gets the metrics of the steps, whose names `steps` has collected.
+    # `finish` gets the metrics of the steps, whose names `step` has collected.
     metrics = dict.fromkeys(self._metrics, base.Mean(_FLOAT, _FLOAT))
     _, flops = _trace(
       lambda metrics, *c: self._algorithm.finish(self._client(*c), metrics),
       metrics,
       *client,
-      _specs(prepared.carried),
+      _specs(prepared.values),
     )
     return flops
 
-  def steps(self, sizes: Mapping[bool, int], prepared: base.Prepared) -> Flops:
-    """Counts the FLOPs of a batch's steps.
+  def step(self, sizes: Mapping[bool, int], prepared: base.Prepared) -> Flops:
+    """Counts the FLOPs of a batch's step.
 
     Args:
       sizes: `Stream.labeled` -> examples in the batch.
@@ -222,14 +220,13 @@ class _Tracing:
       The FLOPs.
     """
 
-    def run(batch: base.Batch) -> list[base.StepResult]:
+    def run(batch: base.Batch) -> base.StepResult:
       with training.draws(self._networks, batch.seed):
-        return [step(self._networks, batch) for step in self._steps]
+        return self._step(self._networks, batch)
 
     batch = self._batch(sizes, prepared)
     traced = tf.function(run, autograph=False).get_concrete_function(batch)
-    for result in traced.structured_outputs:
-      self._metrics |= dict.fromkeys(result.metrics)
+    self._metrics |= dict.fromkeys(traced.structured_outputs.metrics)
     return flops_lib.count_flops(traced.graph)
 
   def _batch(
@@ -256,8 +253,7 @@ class _Tracing:
         _labels(size) if stream.labeled and stream.episode else None,
       )
     clock = base.StepTime(_INT, _INT, _INT)
-    constants, carried = _specs(prepared.constants), _specs(prepared.carried)
-    return base.Batch(parts, constants, clock, _SEED, carried)
+    return base.Batch(parts, _specs(prepared.values), clock, _SEED)
 
 
 def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:

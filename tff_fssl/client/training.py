@@ -26,13 +26,14 @@ REGULARIZATION = 'loss_regularization'
 fold_in = seeds.fold_in
 
 _Step: TypeAlias = 'Callable[[base.Networks, base.Batch], base.StepResult]'
-# (batch, seed of the networks' draws, if they make any, learning rate) ->
-# result.
+# (batch, seed of the networks' draws, if they make any, learning rate, the
+# weights that FedProx keeps the model near) -> (result, the regularizers of
+# networks that the step has moved).
 _CompiledStep = Callable[
-  [base.Batch, tf.Tensor | None, tf.Tensor],
-  base.StepResult,
+  [base.Batch, tf.Tensor | None, tf.Tensor, tuple[tf.Tensor, ...]],
+  tuple[base.StepResult, list[tf.Tensor]],
 ]
-# (summed metrics, number of examples processed, `Batch.carried`).
+# (summed metrics, number of examples processed, `Batch.values`).
 _Sums: TypeAlias = 'tuple[dict[str, base.Mean], tf.Tensor, base.Tensors]'
 
 
@@ -98,7 +99,7 @@ class LocalResult(NamedTuple):
 
 def _floats(prepared: base.Prepared) -> dict[str, tf.Tensor]:
   """Lists the float tensors of `prepared` by name."""
-  named = {**prepared.ranges, **prepared.constants, **prepared.per_example}
+  named = {**prepared.ranges, **prepared.values, **prepared.per_example}
   if prepared.weight is not None:
     named['aggregation weight'] = prepared.weight
   return {k: v for k, v in named.items() if v.dtype.is_floating}
@@ -138,17 +139,9 @@ def draws(networks: base.Networks, seed: tf.Tensor) -> Iterator[None]:
     yield
 
 
-def steps_of(
-  algorithm: base.Algorithm, *, at_server: bool = False
-) -> tuple[_Step, ...]:
-  """Lists the steps that are made one after another on each batch."""
-  if at_server:
-    return (algorithm.labeled_step,)
-  if not algorithm.alternates:
-    return (algorithm.step,)
-  if algorithm.round.labels_at_clients:
-    return (algorithm.labeled_step, algorithm.unlabeled_step)
-  return (algorithm.unlabeled_step,)
+def step_of(algorithm: base.Algorithm, *, at_server: bool = False) -> _Step:
+  """Returns the step that is made on each batch."""
+  return algorithm.labeled_step if at_server else algorithm.step
 
 
 def streams_of(
@@ -165,25 +158,6 @@ def server_networks(algorithm: base.Algorithm) -> tuple[str, ...]:
   trainer = algorithm.server_trainer()
   # The networks of clients are not the server's.
   return () if trainer is algorithm else tuple(trainer.networks())
-
-
-def add_unsent(
-  received: Mapping[str, Any],
-  declared: Mapping[str, base.AuxiliaryNetwork],
-  weights: Any,
-) -> names_lib.Named:
-  """Adds the networks that were not sent, which have the model's weights.
-
-  Args:
-    received: Name of a broadcast -> its value.
-    declared: Name -> each auxiliary network.
-    weights: The model's weights, or specs of these.
-
-  Returns:
-    `Client.received`.
-  """
-  unsent = {n.starts_from: weights for n in declared.values() if n.starts_from}
-  return names_lib.Named({**unsent, **received})
 
 
 class LocalTraining:
@@ -215,15 +189,10 @@ class LocalTraining:
       initial: Name of each of these with a `build` -> a function that returns
         its initial weights.
       at_server: Whether this is the server, which makes labelled steps only.
-        Its auxiliary networks start from the received values of their own
-        names.
     """
     self._networks = base.Networks(network, names_lib.Named(auxiliary or {}))
     self._algorithm, self._at_server = algorithm, at_server
-    if at_server:
-      self._declared = {n: base.AuxiliaryNetwork(n) for n in auxiliary or {}}
-    else:
-      self._declared = dict(algorithm.networks())
+    self._declared = algorithm.networks() if auxiliary else {}
     self._streams = streams_of(algorithm, at_server=at_server)
     self._initial = dict(initial or {})
     self._views = views
@@ -236,8 +205,7 @@ class LocalTraining:
     }
     trained = [network, *map(self._networks.__getitem__, self._auxiliary_slots)]
     self._is_regularized = any(n.has_regularizers for n in trained)
-    steps = steps_of(algorithm, at_server=at_server)
-    self._steps = [self._compiled(step) for step in steps]
+    self._step = self._compiled(step_of(algorithm, at_server=at_server))
 
   @property
   def _is_random(self) -> bool:
@@ -249,23 +217,43 @@ class LocalTraining:
     """Makes a `tf.function` of a step."""
 
     def run(
-      batch: base.Batch, seed: tf.Tensor | None, learning_rate: tf.Tensor
-    ) -> base.StepResult:
+      batch: base.Batch,
+      seed: tf.Tensor | None,
+      learning_rate: tf.Tensor,
+      anchor: tuple[tf.Tensor, ...],
+    ) -> tuple[base.StepResult, list[tf.Tensor]]:
+      penalties: list[tf.Tensor] = []
+      graph, num_moves = tf.compat.v1.get_default_graph(), 0
+
       def descend(
-        name: str, gradients: Sequence[tf.Tensor], factor: tf.Tensor
+        name: str,
+        gradients: Sequence[tf.Tensor],
+        rate_factor: tf.Tensor | float = 1.0,
       ) -> None:
-        rate = learning_rate * factor
-        self._descend(name, gradients, rate, [], where='Networks.descend')
+        nonlocal num_moves
+        # Nothing leaves a branch of `tf.cond`.
+        is_outside = tf.compat.v1.get_default_graph() is graph
+        self._descend(
+          name,
+          gradients,
+          learning_rate * rate_factor,
+          anchor,
+          penalties if is_outside else [],
+        )
+        if name == base.MODEL and seed is not None:
+          # What follows must not draw like what was before.
+          num_moves += 1
+          drawing.close()
+          drawing.enter_context(draws(self._networks, fold_in(seed, num_moves)))
 
       networks = dataclasses.replace(self._networks, descend=descend)
-      # Networks that draw no random numbers get no seed, so that none is
-      # computed.
-      drawing: contextlib.AbstractContextManager[None]
-      drawing = contextlib.nullcontext()
-      if seed is not None:
-        drawing = draws(self._networks, seed)
-      with drawing:
-        return step(networks, batch)
+      with contextlib.ExitStack() as drawing:
+        # Networks that draw no random numbers get no seed, so that none is
+        # computed.
+        if seed is not None:
+          drawing.enter_context(draws(self._networks, seed))
+        result = step(networks, batch)
+      return result, penalties
 
     compiled: _CompiledStep = tf.function(
       run,
@@ -313,14 +301,14 @@ class LocalTraining:
     """
     received = names_lib.Named(received or {})
     if not self._at_server:
-      weights = self._algorithm.start(weights, received)
+      weights = self._algorithm.start(base.MODEL, weights, received)
     initial = self._start(weights, received, momentum)
     client = base.Client(
       self._networks,
       weights,
       labeled,
       unlabeled,
-      add_unsent(received, self._declared, weights),
+      received,
       self._views,
       tf.convert_to_tensor(round_num),
       fold_in(seed, seeds.PREPARE),
@@ -339,10 +327,10 @@ class LocalTraining:
       enabled=enabled,
       share=share,
     )
-    metrics, num_examples, carried = self._train(
+    metrics, num_examples, values = self._train(
       feed, seed, learning_rate, weights, watch
     )
-    output = self._finish(client, seed, carried, metrics)
+    output = self._finish(client, seed, values, metrics)
     # `finish` may assign other weights: the change is measured after it.
     result = self._result(client, prepared, metrics, num_examples, initial)
     if watch is not None:
@@ -367,13 +355,11 @@ class LocalTraining:
     for slot, value in zip(self._slots, momentum, strict=True):
       slot.assign(value)
     starts = {}
-    for name, declared in self._declared.items():
-      # `rounds.checks` has checked that the server has these weights.
-      starts[name] = received.get(declared.starts_from, weights)
+    for name in self._declared:
+      first = weights
       if name in self._initial:
-        starts[name] = self._initial[name]()
-      if declared.start is not None:
-        starts[name] = declared.start(starts[name], received)
+        first = self._initial[name]()
+      starts[name] = self._algorithm.start(name, first, received)
       self._networks[name].assign(starts[name])
       # Unlike the server's model, auxiliary networks keep no momentum over
       # rounds.
@@ -414,14 +400,14 @@ class LocalTraining:
     self,
     client: base.Client,
     seed: tf.Tensor,
-    carried: base.Tensors,
+    values: base.Tensors,
     metrics: base.Metrics,
   ) -> base.ClientOutput:
     """Computes the algorithm's values after training."""
     if self._at_server:
       return base.ClientOutput()
     client = dataclasses.replace(
-      client, seed=fold_in(seed, seeds.FINISH), carried=carried
+      client, seed=fold_in(seed, seeds.FINISH), values=values
     )
     return self._algorithm.finish(client, metrics)
 
@@ -438,7 +424,7 @@ class LocalTraining:
     make_ahead = tf.function(
       feed.ahead, autograph=False, input_signature=[tf.TensorSpec([], tf.int32)]
     )
-    names = self._metric_names(feed, make_ahead)
+    names = self._metric_names(feed, make_ahead, self._anchor(weights))
     if self._is_regularized:
       names += (REGULARIZATION,)
     zeros = {
@@ -448,9 +434,9 @@ class LocalTraining:
     def make_step(
       ahead: batches_lib.Ahead, step: tf.Tensor, sums: _Sums
     ) -> _Sums:
-      metrics, num_examples, carried = sums
-      batch = feed.batch(ahead, step)._replace(carried=carried)
-      of_step, carried = self._make_steps(
+      metrics, num_examples, values = sums
+      batch = feed.batch(ahead, step)._replace(values=values)
+      of_step, values = self._make_step(
         batch, fold_in(seed, seeds.DRAWS), learning_rate, weights, watch
       )
       metrics = {
@@ -460,7 +446,7 @@ class LocalTraining:
         for name, (total, count) in metrics.items()
       }
       num_examples += feed.num_examples(batch.streams)
-      return metrics, num_examples, carried
+      return metrics, num_examples, values
 
     def make_steps(first: tf.Tensor, sums: _Sums) -> _Sums:
       # Views of several steps are made at once: see `Feed.ahead`.
@@ -471,7 +457,7 @@ class LocalTraining:
 
     return loops.fold(
       make_steps,
-      (zeros, tf.constant(0.0), feed.carried),
+      (zeros, tf.constant(0.0), feed.values),
       end=feed.end,
       step=feed.steps_at_once,
     )
@@ -480,8 +466,9 @@ class LocalTraining:
     self,
     feed: batches_lib.Feed,
     make_ahead: Callable[[tf.Tensor], batches_lib.Ahead],
+    anchor: tuple[tf.Tensor, ...],
   ) -> tuple[str, ...]:
-    """Finds the names of the steps' metrics, by tracing the steps.
+    """Finds the names of the step's metrics, by tracing the step.
 
     The loop's initial state needs them before the first step.
     """
@@ -492,15 +479,17 @@ class LocalTraining:
       tf.TensorSpec([], tf.int32)
     ).structured_outputs
     seed = tf.TensorSpec([2], tf.int32) if self._is_random else None
-    names: dict[str, None] = {}
-    for step in self._steps:
-      traced: Any = step
-      concrete = traced.get_concrete_function(batch, seed, tf.TensorSpec([]))
-      result = concrete.structured_outputs
-      names |= dict.fromkeys(result.metrics)
-    return tuple(names)
+    traced: Any = self._step
+    concrete = traced.get_concrete_function(
+      batch,
+      seed,
+      tf.TensorSpec([]),
+      tuple(tf.TensorSpec(t.shape, t.dtype) for t in anchor),
+    )
+    result, _ = concrete.structured_outputs
+    return tuple(result.metrics)
 
-  def _make_steps(
+  def _make_step(
     self,
     batch: base.Batch,
     seed: tf.Tensor,
@@ -508,100 +497,80 @@ class LocalTraining:
     weights: Weights,
     watch: non_finite.Watch | None,
   ) -> tuple[base.Metrics, base.Tensors]:
-    """Makes the steps of a batch: (metrics, `Batch.carried`)."""
-    model = self._networks.model
-    metrics: base.Metrics = {}
-    if self._is_regularized:
-      metrics[REGULARIZATION] = base.Mean(tf.constant(0.0), tf.constant(0.0))
-    for index, step in enumerate(self._steps):
-      draws = None
-      if self._is_random:
-        draws = fold_in(seed, batch.time.step)
-        # The steps of a batch must not draw alike. The first one keeps the
-        # batch's seed.
-        draws = fold_in(draws, index) if index else draws
-      result = step(
-        batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
-        draws,
-        learning_rate,
+    """Makes the step of a batch: (metrics, `Batch.values`)."""
+    anchor = self._anchor(weights)
+    draws = fold_in(seed, batch.time.step) if self._is_random else None
+    result, penalties = self._step(batch, draws, learning_rate, anchor)
+    metrics = result.metrics
+    gradients = result.gradients
+    if gradients is not None:
+      gradients = self._descend(
+        base.MODEL, gradients, learning_rate, anchor, penalties
       )
-      rate = learning_rate
-      if result.learning_rate_factor is not None:
-        rate *= result.learning_rate_factor
-      metrics = names_lib.join('metrics', metrics, result.metrics)
-      batch = _carry(batch, result.carried)
-      penalties: list[tf.Tensor] = []
-      gradients = None
-      if result.gradients is not None:
-        gradients = _regularized(model, result.gradients, penalties)
-        gradients = self._add_proximal_term(gradients, weights)
-        self._config.optimizer.apply(model, self._slots, gradients, rate)
-      for name, of_network in result.auxiliary.items():
-        self._descend(
-          name, of_network, rate, penalties, where='StepResult.auxiliary'
-        )
+    if self._is_regularized:
+      penalty = base.Mean(tf.constant(0.0), tf.constant(0.0))
       if penalties:
-        total, count = metrics[REGULARIZATION]
-        metrics[REGULARIZATION] = base.Mean(
-          total + tf.add_n(penalties), count + 1.0
-        )
-      if watch is not None:
-        variables = model.trainable_variables
-        watch(
-          batch.time.step + 1,
-          {
-            **{
-              # A sum over no example may still be NaN.
-              name: total / tf.where(count > 0.0, count, 1.0)
-              for name, (total, count) in metrics.items()
-            },
-            **(
-              _named('gradient of', variables, gradients) if gradients else {}
-            ),
-            **_named('weights of', variables, variables),
+        penalty = base.Mean(tf.add_n(penalties), tf.constant(1.0))
+      metrics = names_lib.join('metrics', {REGULARIZATION: penalty}, metrics)
+    if watch is not None:
+      variables = self._networks.model.trainable_variables
+      watch(
+        batch.time.step + 1,
+        {
+          **{
+            # A sum over no example may still be NaN.
+            name: total / tf.where(count > 0.0, count, 1.0)
+            for name, (total, count) in metrics.items()
           },
-        )
+          **(_named('gradient of', variables, gradients) if gradients else {}),
+          **_named('weights of', variables, variables),
+        },
+      )
+    batch = _replace_values(batch, result.values)
     # A server without auxiliary networks has none to change after a step.
     if self._declared or not self._at_server:
       self._algorithm.after_step(self._networks, batch)
-    return metrics, batch.carried
+    return metrics, batch.values
+
+  def _anchor(self, weights: Weights) -> tuple[tf.Tensor, ...]:
+    """Returns the weights that FedProx keeps the model near, if it does."""
+    return tuple(weights.trainable) if self._config.proximal_strength else ()
 
   def _descend(
     self,
     name: str,
     gradients: Sequence[tf.Tensor],
     learning_rate: tf.Tensor,
+    anchor: tuple[tf.Tensor, ...],
     penalties: list[tf.Tensor],
-    *,
-    where: str,
-  ) -> None:
-    """Applies gradients of an auxiliary network, which the algorithm named."""
-    trained = 'trained auxiliary networks'
-    names_lib.check(name, self._auxiliary_slots, where, trained)
-    network = self._networks[name]
-    self._config.optimizer.apply(
-      network,
-      self._auxiliary_slots[name],
-      _regularized(network, gradients, penalties),
-      learning_rate,
-    )
-
-  def _add_proximal_term(
-    self, gradients: Sequence[tf.Tensor], weights: Weights
   ) -> list[tf.Tensor]:
-    """Adds the gradient of FedProx's term."""
-    strength = self._config.proximal_strength
-    if not strength:
-      return list(gradients)
-    return [
-      g + strength * (v - start)
-      for g, v, start in zip(
-        gradients,
-        self._networks.model.trainable_variables,
-        weights.trainable,
-        strict=True,
-      )
-    ]
+    """Moves a network, which the algorithm named.
+
+    Args:
+      name: The name.
+      gradients: The gradients of the loss.
+      learning_rate: float32 scalar.
+      anchor: `_anchor`'s result.
+      penalties: Gets the value of the network's regularizers, if it has some.
+
+    Returns:
+      The gradients of the whole loss, with regularizers and FedProx's term.
+    """
+    slots = {base.MODEL: self._slots, **self._auxiliary_slots}
+    names_lib.check(name, slots, 'Networks.descend', 'trained networks')
+    network = self._networks.model
+    if name != base.MODEL:
+      network, anchor = self._networks[name], ()
+    gradients = _regularized(network, gradients, penalties)
+    if anchor:
+      gradients = [
+        g + self._config.proximal_strength * (v - start)
+        for g, v, start in zip(
+          gradients, network.trainable_variables, anchor, strict=True
+        )
+      ]
+    self._config.optimizer.apply(network, slots[name], gradients, learning_rate)
+    return gradients
 
   def _result(
     self,
@@ -666,14 +635,13 @@ def _regularized(
   return [g + c for g, c in zip(gradients, changes, strict=True)]
 
 
-def _carry(batch: base.Batch, changed: base.Tensors) -> base.Batch:
+def _replace_values(batch: base.Batch, changed: base.Tensors) -> base.Batch:
   """Replaces values that go from step to step."""
   for name in changed:
     names_lib.check(
-      name, batch.carried, 'StepResult.carried', 'names in Prepared.carried'
+      name, batch.values, 'StepResult.values', 'names in Prepared.values'
     )
-  carried = names_lib.Named({**batch.carried, **changed})
-  return batch._replace(carried=carried)
+  return batch._replace(values=names_lib.Named({**batch.values, **changed}))
 
 
 def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
@@ -52,9 +52,32 @@ WEAK_AND_STRONG = {'weak': 'weak', 'strong': 'strong'}
 Metrics: TypeAlias = 'dict[str, Mean]'
 # A differentiable scalar, its weight included, and the metrics of the batch.
 Loss: TypeAlias = 'tuple[tf.Tensor, Metrics]'
-# (name of a trained auxiliary network, its gradients, a factor of the learning
-# rate) -> None.
-Descend: TypeAlias = 'Callable[[str, Sequence[tf.Tensor], tf.Tensor], None]'
+# The name of the network that the server sends, among a client's networks.
+MODEL = channels.MODEL
+
+
+class Descend(Protocol):
+  """A step of a network, within `Algorithm.step`."""
+
+  def __call__(
+    self,
+    name: str,
+    gradients: Sequence[tf.Tensor],
+    rate_factor: tf.Tensor | float = 1.0,
+    /,
+  ) -> None:
+    """Moves a network at once, by the clients' optimizer.
+
+    Args:
+      name: `MODEL`, or the name of a trained auxiliary network. The model's
+        later passes draw anew, so move it outside of `tf.cond`.
+      gradients: float32, one per trainable variable.
+      rate_factor: float32 scalar, a factor of the learning rate.
+    """
+
+
+def _no_training(*_: Any) -> None:
+  raise RuntimeError('networks.descend: only steps of a training move networks')
 
 
 class Examples(NamedTuple):
@@ -101,7 +124,7 @@ class BatchExamples(NamedTuple):
     labels: int32 [B]. For unlabelled examples, hidden labels (`Examples.y`).
     weights: float32 [B], 1, or 0 for fillers that stand in for examples which
       the client does not have. Losses and metrics must ignore fillers.
-    prepared: `Prepared.per_example`, for these examples.
+    per_example: `Prepared.per_example`, for these examples.
     group: int32 [B], the group of each example in an episode. None without
       episodes.
   """
@@ -109,7 +132,7 @@ class BatchExamples(NamedTuple):
   views: Tensors
   labels: tf.Tensor
   weights: tf.Tensor
-  prepared: Tensors = {}
+  per_example: Tensors = {}
   group: tf.Tensor | None = None
 
   @property
@@ -150,17 +173,15 @@ class Batch(NamedTuple):
 
   Attributes:
     streams: Name of a stream -> its examples.
-    prepared: `Prepared.constants`.
+    values: `Prepared.values`, as the steps before have changed them.
     time: The time of the step.
     seed: int32 [2], for the step's own random draws.
-    carried: `Prepared.carried`, as the steps before have changed it.
   """
 
   streams: Mapping[str, BatchExamples]
-  prepared: Tensors
+  values: Tensors
   time: StepTime
   seed: tf.Tensor
-  carried: Tensors = {}
 
   @property
   def labeled(self) -> BatchExamples:
@@ -180,13 +201,12 @@ class Networks:
   Attributes:
     model: The network that the client trains for the server.
     auxiliary: Name -> auxiliary network (`Algorithm.networks`).
-    descend: Makes a step of a trained auxiliary network at once, for algorithms
-      that go on to predict by it. It is there while a client trains.
+    descend: Moves a network within a step. See `Descend`.
   """
 
   model: adapter.Network
   auxiliary: Mapping[str, adapter.Network]
-  descend: Descend | None = None
+  descend: Descend = _no_training
 
   def __getitem__(self, name: str) -> adapter.Network:
     return self.auxiliary[name]
@@ -196,21 +216,16 @@ class AuxiliaryNetwork(NamedTuple):
   """A network of a client in addition to the model.
 
   Attributes:
-    starts_from: The broadcast with its weights. If that was not sent in a
-      round, or is '', the network starts from the model's weights.
-    trained: Whether steps return gradients for it.
+    trained: Whether steps move it, by `Networks.descend`.
     uploaded: Whether its change is uploaded and averaged like the model's.
     build: A function from the client's model to another Keras model. Its
       initial weights are a function of the run's seed, the same for all clients
       in all rounds.
-    start: (weights, received) -> the weights to start from instead.
   """
 
-  starts_from: str = ''
   trained: bool = False
   uploaded: bool = False
   build: Callable[[adapter.Network], tf.keras.Model] | None = None
-  start: Callable[[Weights, Mapping[str, Any]], Weights] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +242,7 @@ class Client:
     views: Makes network inputs of stored examples.
     round_num: int32 scalar.
     seed: int32 [2], for random draws outside of steps.
-    carried: In `finish`, `Prepared.carried` as the steps have changed it.
+    values: In `finish`, `Prepared.values` as the steps have changed them.
   """
 
   networks: Networks
@@ -238,7 +253,7 @@ class Client:
   views: augment.Views
   round_num: tf.Tensor
   seed: tf.Tensor
-  carried: Tensors = dataclasses.field(default_factory=dict)
+  values: Tensors = dataclasses.field(default_factory=dict)
 
   def predict(self, batch_size: int, *, own_moments: bool = False) -> tf.Tensor:
     """Predicts a weak view of each unlabelled example by the model.
@@ -270,48 +285,43 @@ class Prepared(NamedTuple):
       selects all of them.
     per_example: Name -> [N, ...], a value for each unlabelled example, such as
       its pseudo-label.
-    constants: Name -> tensor, values for all batches.
+    values: Name -> tensor, which steps and `finish` get. Each step may replace
+      it by one of the same type.
     metrics: Name -> metric of the round.
     ranges: Name -> float32 scalar in [0, 1], reported as minimum, mean and
       maximum over clients. A client with another value is rejected.
     weight: float32 scalar in [0, 1], the weight of the client's update. With
       None, `RoundHparams.client_weighting` decides. See
       `Algorithm.sets_weights`.
-    learning_rate_factor: float32 scalar. None stands for 1.
+    learning_rate_factor: float32 scalar, for all steps of the round. None
+      stands for 1.
     num_epochs: int32 scalar, at most `RoundHparams.client_epochs`, which None
       stands for. `RoundHparams.client_steps` overrides it.
-    carried: Name -> tensor, which each step may replace, and `finish` gets.
   """
 
   selected: tf.Tensor | None = None
   per_example: Tensors = {}
-  constants: Tensors = {}
+  values: Tensors = {}
   metrics: Mapping[str, Mean] = {}
   ranges: Tensors = {}
   weight: tf.Tensor | None = None
   learning_rate_factor: tf.Tensor | None = None
   num_epochs: tf.Tensor | None = None
-  carried: Tensors = {}
 
 
 class StepResult(NamedTuple):
   """The result of a step. The loop clips and applies the gradients.
 
   Attributes:
-    gradients: One per trainable variable of the model. None if the step does
-      not train it.
+    gradients: float32, one per trainable variable of the model. None if the
+      step does not train it, or has moved it by `Networks.descend`.
     metrics: Metrics of the batch.
-    auxiliary: Name of a trained auxiliary network -> its gradients.
-    carried: New values of some of `Batch.carried`.
-    learning_rate_factor: float32 scalar, for all of these gradients. None
-      stands for 1.
+    values: New values of some of `Batch.values`.
   """
 
   gradients: Sequence[tf.Tensor] | None
   metrics: Metrics
-  auxiliary: Mapping[str, Sequence[tf.Tensor]] = {}
-  carried: Tensors = {}
-  learning_rate_factor: tf.Tensor | None = None
+  values: Tensors = {}
 
 
 class ClientOutput(NamedTuple):
@@ -436,7 +446,7 @@ class Algorithm:
 
   Methods that take tensors run inside TensorFlow graphs. All are pure functions
   of `self` and their arguments. Only `after_step` and `finish` may assign to
-  networks. A step may train auxiliary ones by `networks.descend`.
+  networks. A step may move them by `networks.descend`.
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.
@@ -451,15 +461,12 @@ class Algorithm:
       layer, so that their outputs are embeddings.
     head_stays: Whether the model's last layer stays at the server. Clients get
       zeros for it and send no change of it.
-    alternates: Whether labelled and unlabelled examples move the weights one
-      after the other, in this order, instead of by the sum of their gradients.
     alone: Whether each client keeps a model of its own, without federation.
     round_defaults: The paper's values of fields of `RoundHparams`.
     norm: The paper's normalization layers. With '', the program's default.
     normalization: The authors' normalization of images. With '', the program's
       default.
-    learns_unlabeled: Whether clients learn from unlabelled examples.
-    capabilities: Features of the algorithm, and its demands on a deployment.
+    capabilities: Demands on a deployment that methods do not tell.
     metrics: Declarations of the metrics that only this algorithm reports.
     tiny: Hyper-parameters by which tests reach all of the code with a few
       examples and an untrained network.
@@ -478,12 +485,10 @@ class Algorithm:
   unlabeled_views: ClassVar[Mapping[str, str]] = {}
   embeds: ClassVar[bool] = False
   head_stays: ClassVar[bool] = False
-  alternates: ClassVar[bool] = False
   alone: ClassVar[bool] = False
   round_defaults: ClassVar[Mapping[str, Any]] = {}
   norm: ClassVar[str] = ''
   normalization: ClassVar[str] = ''
-  learns_unlabeled: ClassVar[bool] = True
   capabilities: ClassVar[Capabilities] = Capabilities()
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = ()
   tiny: ClassVar[Mapping[str, Any]] = {}
@@ -570,10 +575,24 @@ class Algorithm:
     """Declares the labelled examples of a batch, also of the server's."""
     return Stream(self.labeled_views, labeled=True)
 
-  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
-    """Returns the weights that a client's training starts from."""
-    del received
-    return weights
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
+    """Returns the weights that a network of a client starts from.
+
+    An auxiliary network starts from the broadcast of its name, if there is one.
+
+    Args:
+      name: `MODEL`, or the name of an auxiliary network.
+      weights: The weights of the model: for the model, those that were
+        received, and for others, those that it starts from. For a network with
+        a `build`, its own initial weights.
+      received: `Client.received`.
+
+    Returns:
+      The weights.
+    """
+    return weights if name == MODEL else received.get(name, weights)
 
   def prepare(self, client: Client) -> Prepared:
     """Computes values that all steps of the round use."""
@@ -695,7 +714,7 @@ def minimize(
 def add_results(first: StepResult, *others: StepResult) -> StepResult:
   """Adds gradients of the model, and merges other values."""
   for other in others:
-    # Steps without gradients of the model take turns instead (`alternates`).
+    # Steps that move the model one after the other use `Networks.descend`.
     assert first.gradients is not None and other.gradients is not None
     gradients = [
       a + b for a, b in zip(first.gradients, other.gradients, strict=True)
@@ -703,7 +722,7 @@ def add_results(first: StepResult, *others: StepResult) -> StepResult:
     first = first._replace(
       gradients=gradients,
       metrics=names.join('metrics', first.metrics, other.metrics),
-      carried={**first.carried, **other.carried},
+      values={**first.values, **other.values},
     )
   return first
 

@@ -14,30 +14,23 @@ from tff_fssl.interface import round_hparams as round_hparams_lib
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-  """Features of an algorithm, and its demands on a deployment.
+  """Demands of an algorithm on a deployment that its methods do not tell.
 
   Properties of hyper-parameters are given by name. '' means that there is none.
 
   Attributes:
-    client_state: Whether the server keeps state for each client, by its
-      identity (which rules out cross-device deployments).
-    client_state_if: The property of hyper-parameters that, if true, makes the
-      algorithm keep such state.
-    per_client_broadcast: Whether clients receive different messages.
     extra_uploads: Other values that a client sends with its update and its
-      statistics.
-    weight_sets_down: The most weight sets sent to a client in a phase.
+      statistics, in words.
     without_own_weights: 'name=value', the hyper-parameter by which
       `client_weighting` decides. By its other values the algorithm sets the
       weights of updates. '' if the algorithm never does.
     signals: The hyper-parameter or property that, if true, makes clients send
-      numbers outside of the sum of updates. Aggregators that protect the sum
-      then refuse the algorithm.
-    without_signals: 'name=value', the hyper-parameter that turns signals off.
-    groups: The property of hyper-parameters that, if true, makes the server
-      combine the updates of several groups separately. It then sees sums over
-      fewer than all clients, so that only the mean can aggregate.
-    without_groups: 'name=value', the hyper-parameter that turns groups off.
+      uploads outside of the sum of updates. Aggregators that protect the sum
+      then refuse the algorithm, as they refuse one with an `exchange`.
+    without_signals: 'name=value', the hyper-parameter that turns these uploads
+      and the exchange off.
+    without_groups: 'name=value', the hyper-parameter that leaves one of
+      `Algorithm.groups`.
     labels_of_class: The hyper-parameter or property that is the number of
       labels of a class which a client needs.
     without_mixing: 'name=value', the hyper-parameter that turns the mixing of
@@ -45,23 +38,13 @@ class Capabilities:
       algorithm never mixes inputs.
   """
 
-  client_state: bool = False
-  client_state_if: str = ''
-  per_client_broadcast: bool = False
   extra_uploads: tuple[str, ...] = ()
-  weight_sets_down: int = 1
   without_own_weights: str = ''
   signals: str = ''
   without_signals: str = ''
-  groups: str = ''
   without_groups: str = ''
   labels_of_class: str = ''
   without_mixing: str = ''
-
-  def keeps_client_state(self, hparams: Any) -> bool:
-    """Tells whether the server keeps state for each client, by identity."""
-    name = self.client_state_if
-    return self.client_state or (bool(name) and bool(getattr(hparams, name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +56,7 @@ class Entry:
     summary: A description in one line.
     hparams: The class, a `base.Algorithm`. Its fields are its
       hyper-parameters.
-    capabilities: Features of the algorithm, and its demands on a deployment.
-    learns_unlabeled: Whether clients learn from unlabelled examples.
+    capabilities: Its demands on a deployment.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag. From Python, write
       `RoundHparams(**{**entry.round_defaults, ...})`.
@@ -94,7 +76,6 @@ class Entry:
   summary: str
   hparams: type[Any]
   capabilities: Capabilities = Capabilities()
-  learns_unlabeled: bool = True
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   norm: str = ''
   normalization: str = ''
@@ -113,7 +94,6 @@ class Entry:
       ' '.join(docstring.split()),
       algorithm,
       capabilities=algorithm.capabilities,
-      learns_unlabeled=algorithm.learns_unlabeled,
       round_defaults=algorithm.round_defaults,
       norm=algorithm.norm,
       normalization=algorithm.normalization,
@@ -147,6 +127,21 @@ class Entry:
   def is_alone(self) -> bool:
     """Tells whether clients train alone, so that nothing is aggregated."""
     return bool(self.hparams.alone)
+
+  @property
+  def learns_unlabeled(self) -> bool:
+    """Tells whether clients learn from unlabelled examples."""
+    streams = self.hparams().streams().values()
+    return not all(stream.labeled for stream in streams)
+
+  def keeps_client_state(self, hparams: Any = None) -> bool:
+    """Tells whether the server keeps a state of each client, by its identity.
+
+    Args:
+      hparams: An instance of the class. None stands for the defaults.
+    """
+    hparams = self.hparams() if hparams is None else hparams
+    return hparams.exchange() is not None
 
   @property
   def weight_sets_up(self) -> int:

@@ -35,14 +35,14 @@ _ASKED = {
 _YES = 'yes'
 # Two lines of headings, the algorithm's name apart.
 _HEADS = (
-  ('labels', 'client', 'mess-', 'weight', 'secure', 'dp', 'cross-'),
-  ('at', 'state', 'age', 'sets', '', '', 'device'),
+  ('labels', 'client', 'weight', 'secure', 'dp', 'cross-'),
+  ('at', 'state', 'sets', '', '', 'device'),
 )
 _LEGEND = """\
 labels at      Where the labels can be; both: at the server or at the clients.
 client state   Whether the server keeps one for each client, by its identity.
-message        Whether all clients receive the same one, or each one of its own.
-weight sets    That travel in a phase, to a client / from a client.
+               Each client then receives a message of its own.
+weight sets    That a client sends in a round.
 secure         --aggregator=secure: only sums of updates leave the clients.
 dp             --aggregator=dp: only a sum with noise leaves the clients.
 cross-device   --cross_device: no identities, one phase a round; TFF's
@@ -88,14 +88,12 @@ def _overview() -> str:
   """Shows the table of all algorithms, with their papers."""
   rows = [['', *_HEADS[0]], ['', *_HEADS[1]]]
   for name, entry in registry.REGISTRY.items():
-    can = entry.capabilities
     places = [s.removeprefix('labels_at_') for s in entry.scenarios]
     row = [
       name,
       places[0] if len(places) == 1 else 'both',
-      _YES if can.keeps_client_state(entry.hparams()) else 'no',
-      'own' if can.per_client_broadcast else 'same',
-      f'{can.weight_sets_down} / {entry.weight_sets_up}',
+      _YES if entry.keeps_client_state() else 'no',
+      str(entry.weight_sets_up),
     ]
     row += ['no' if _refusal(entry, asked) else _YES for asked in _ASKED]
     rows.append(row)
@@ -177,10 +175,10 @@ def _configs(name: str) -> list[str]:
 def _client_state(entry: registry.Entry) -> str:
   """Says whether the server keeps something of each client."""
   can = entry.capabilities
-  if not can.keeps_client_state(entry.hparams()):
+  if not entry.keeps_client_state():
     return 'none is kept from round to round'
   kept = 'the server keeps one for each client, by its identity'
-  if can.client_state_if and can.without_signals:
+  if can.without_signals:
     kept += f'; none with --{entry.prefix}{can.without_signals}'
   return kept
 
@@ -194,10 +192,9 @@ def _deployment(entry: registry.Entry) -> dict[str, str]:
     or 'never',
     'client state': _client_state(entry),
     'messages': 'each client receives one of its own'
-    if can.per_client_broadcast
+    if entry.keeps_client_state()
     else 'all clients receive the same one',
-    'weight sets': f'{can.weight_sets_down} to a client and'
-    f' {entry.weight_sets_up} from a client in a phase'
+    'weight sets': f'{entry.weight_sets_up} from a client in a round'
     + (', without the last layer' if entry.hparams.head_stays else ''),
     'also sent': ', '.join(can.extra_uploads)
     or 'nothing beside the update, its weight and sums for metrics',

@@ -367,7 +367,6 @@ def _check_labels_of_class(config: run_config.Config) -> None:
 
 def _check_cross_device(config: run_config.Config) -> None:
   """Refuses what needs identities of clients or several phases a round."""
-  capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
   if config.keeps_client_state:
     remedy = (
@@ -376,12 +375,6 @@ def _check_cross_device(config: run_config.Config) -> None:
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
       f' of such a deployment does not know{remedy}'
-    )
-  # Without a state of single clients, there is nothing of their own to send.
-  if capabilities.per_client_broadcast and not capabilities.client_state_if:
-    raise UsageError(
-      f'{name} sends each client a message of its own; in such a deployment all'
-      ' clients receive the same message'
     )
   if not config.trains_clients:
     return

@@ -122,13 +122,14 @@ class Config:
   @property
   def keeps_client_state(self) -> bool:
     """Says whether each client has a state, by its identity."""
-    return self.entry.capabilities.keeps_client_state(self.algorithm)
+    return self.entry.keeps_client_state(self.algorithm)
 
   @property
   def sends_signals(self) -> bool:
     """Says whether clients send numbers outside of the sum of updates."""
     name = self.entry.capabilities.signals
-    return bool(name) and getattr(self.algorithm, name)
+    has_signals = bool(name) and bool(getattr(self.algorithm, name))
+    return has_signals or (self.aggregates and self.keeps_client_state)
 
   @property
   def signals_off_flag(self) -> str:
@@ -139,8 +140,8 @@ class Config:
   @property
   def has_groups(self) -> bool:
     """Says whether groups of clients are aggregated separately."""
-    name = self.entry.capabilities.groups
-    return bool(name) and getattr(self.algorithm, name)
+    groups = self.algorithm.groups()
+    return groups is not None and groups.num_groups > 1
 
   @property
   def model_norm(self) -> str:

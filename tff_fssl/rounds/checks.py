@@ -2,54 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from tff_fssl.client import training
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import names
-from tff_fssl.lazy import tf
+from tff_fssl.interface import round_hparams as round_hparams_lib
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
 
 _VIEW_KINDS = ('plain', 'weak', 'strong')
 
 
-def check_names(
-  algorithm: base.Algorithm,
-  states: states_lib.States,
-  model: server_model.ServerModel,
-  sent: Collection[str],
+def check(
+  plan: plan_lib.Plan, model_type: tff.Type, message_type: tff.Type
 ) -> None:
-  """Checks that the sets, streams and views that an algorithm names exist.
+  """Checks a plan, with the types of the model and of its messages.
 
-  Names of its own must not be those of others. Those of metrics are checked
-  where these meet.
+  The sets, streams and views that an algorithm names must exist. Its own names
+  must not be those of others. (Names of metrics are checked where these meet.)
+  Statistics for static batch norm must have a model to be of.
 
   Args:
-    algorithm: The algorithm.
-    states: Its states.
-    model: The model, of `tf.TensorSpec`s.
-    sent: The names of the sets that the server may send to clients.
+    plan: The plan.
+    model_type: The type of the `ServerModel`.
+    message_type: The type of the `Message` to clients.
 
   Raises:
-    UsageError: If one of them does not exist, or stands for two things.
+    UsageError: If something is wrong.
   """
+  _check_names(plan, model_type, message_type)
+  in_training = plan.gathers_statistics and not plan.has_last_phases
+  if plan.groups is not None and in_training:
+    raise UsageError(
+      f'--statistics_phase={round_hparams_lib.TRAINING}: clients of this'
+      ' algorithm start from the models of their groups; set'
+      f' --statistics_phase={round_hparams_lib.OWN}, or another --norm'
+    )
+
+
+def _check_names(
+  plan: plan_lib.Plan, model_type: tff.Type, message_type: tff.Type
+) -> None:
+  model = server_model.ServerModel(
+    *tff.types.type_to_tf_tensor_specs(model_type)
+  )
+  sent = tff.structure.name_list(message_type.sets)
+  algorithm, states = plan.algorithm, plan.states
   own = dict.fromkeys((channels.MODEL, channels.PLACE))
   names.join('networks or channels', own, algorithm.networks())
-  # Another network can start only from sets that are a network's weights.
+  # A network starts from the weights of its name, if these are sent, so that a
+  # slip in the name would go unnoticed.
   kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
   of_clients = [name for name in sent if name in kept]
   _check_streams(training.streams_of(algorithm))
-  for name, declared in algorithm.networks().items():
-    if declared.build is None and declared.starts_from:
-      names.check(
-        declared.starts_from,
-        of_clients,
-        f'networks, {name!r}: starts_from',
-        'weights that the server sends',
-      )
+  for name in algorithm.networks():
+    if name not in of_clients and closest(name, of_clients):
+      names.check(name, of_clients, 'networks', 'weights that the server sends')
   trainer = algorithm.server_trainer()
   _check_streams(training.streams_of(trainer, at_server=True))
   for name in training.server_networks(algorithm):

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
 
 
 def build_communication(
+  plan: plan_lib.Plan,
   model_type: tff.Type,
   upload_type: tff.Type,
+  report_type: tff.Type | None,
   *,
-  states: states_lib.States,
-  networks: Sequence[str],
-  uploads: Mapping[str, channels.Upload],
-  exchange: exchange_lib.Exchange | None,
-  kept_bytes: int,
-  has_statistics_phases: bool,
   statistics_up: int,
-  report_bytes: int,
 ) -> tff.Computation:
   """Builds `<ServerModel, ServerModel, number of clients> -> figures`.
 
@@ -36,17 +31,11 @@ def build_communication(
   in a deployment.
 
   Args:
+    plan: The plan.
     model_type: The type of the `ServerModel`.
     upload_type: The type of a `ClientResult`.
-    states: The states of the algorithm.
-    networks: The names of the auxiliary networks that clients upload.
-    uploads: Name -> each upload of the algorithm.
-    exchange: The exchange, if there is one.
-    kept_bytes: The size of the model's weights that stay at the server.
-    has_statistics_phases: Whether the weights of the model and of some sets are
-      sent once more, for static batch norm statistics.
-    statistics_up: Bytes that a client sends in these phases.
-    report_bytes: Bytes that a client sends for metrics.
+    report_type: The type of a client's report. None: none is sent.
+    statistics_up: Bytes that a client sends for static batch norm statistics.
 
   Returns:
     The computation. Its result is an OrderedDict. For `down` and for `up`, it
@@ -55,11 +44,16 @@ def build_communication(
     The float32 scalar `percent_of_model_down` is 100 for one dense model to a
     client.
   """
+  if plan.algorithm.alone:
+    return _build_no_communication(model_type)
   dense = _weights_bytes(model_type)
-  one = dense - kept_bytes
-  round_num = tf.int32.size
-  up = _up(upload_type, networks, uploads, exchange)
-  up |= collections.OrderedDict(statistics=statistics_up, scalars=report_bytes)
+  one = dense - sum(map(_spec_bytes, plan.kept.values()))
+  round_num, states, exchange = tf.int32.size, plan.states, plan.exchange
+  up = _up(plan, upload_type)
+  up |= collections.OrderedDict(
+    statistics=statistics_up,
+    scalars=0 if report_type is None else num_bytes(report_type),
+  )
   control = tff.types.type_to_tf_tensor_specs(model_type.control).values()
   tensors = sum(_spec_bytes(spec) for spec in control if spec.shape.rank)
 
@@ -72,7 +66,7 @@ def build_communication(
     model = server_model.ServerModel(*model)
     after = server_model.ServerModel(*after)
     num_phases = tf.constant(0, tf.int64)
-    if has_statistics_phases:
+    if plan.has_last_phases:
       num_phases += 1 + len(states.statistics_of)
       for name in states.statistics_if_sent:
         num_phases += tf.cast(states.is_sent(name, after), tf.int64)
@@ -94,35 +88,23 @@ def build_communication(
 
 
 def _up(
-  upload_type: tff.Type,
-  networks: Sequence[str],
-  uploads: Mapping[str, channels.Upload],
-  exchange: exchange_lib.Exchange | None,
+  plan: plan_lib.Plan, upload_type: tff.Type
 ) -> collections.OrderedDict[str, int]:
-  """Computes the bytes of a client's upload, by part.
-
-  Args:
-    upload_type: The type of a `ClientResult`.
-    networks: The names of the auxiliary networks that clients upload.
-    uploads: Name -> each upload of the algorithm.
-    exchange: The exchange, if there is one.
-
-  Returns:
-    Name of part -> bytes.
-  """
+  """Computes the bytes of a client's upload: name of part -> bytes."""
   size, sent, beside = num_bytes, upload_type.update, 0
+  exchange = plan.exchange
   if not tff.structure.has_field(sent, channels.MODEL):
     beside = size(sent.row.is_valid) + size(sent.row.client_id)
     sent = sent.update
   up = collections.OrderedDict(
     model=size(sent[channels.MODEL]) + size(upload_type.update_weight),
     statistics=0,
-    **{name: size(sent[name]) for name in networks},
+    **{name: size(sent[name]) for name in plan.sent_networks},
   )
   if tff.structure.has_field(sent, channels.PLACE):
     up['model'] += size(sent[channels.PLACE])
   # Those in the mean are a part of the report.
-  others = [u for u in uploads.values() if u.how != channels.MEAN]
+  others = [u for u in plan.uploads.values() if u.how != channels.MEAN]
   specs = [upload.spec for upload in others if not upload.is_known]
   if exchange is not None:
     counted = set(exchange.row_specs) - set(exchange.not_counted)
@@ -134,8 +116,8 @@ def _up(
   return up
 
 
-def build_no_communication(model_type: tff.Type) -> tff.Computation:
-  """Builds the same for clients that train alone: all figures are 0.
+def _build_no_communication(model_type: tff.Type) -> tff.Computation:
+  """Builds it for clients that train alone: all figures are 0.
 
   A simulation moves such models between its server and its clients. In a
   deployment they stay on the clients' own disks.

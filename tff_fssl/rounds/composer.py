@@ -1,33 +1,35 @@
-"""The composition of a process from TFF's four parts and further client phases.
+"""A round, from the server's message to the next model, and its process.
 
-The four parts of a TFF learning process are:
-
-*   the distributor, which broadcasts the weights,
-*   the client work,
-*   the aggregator, which combines the clients' results,
-*   the finalizer, which applies the combined result at the server.
-
-A client phase is one broadcast, work at the clients, and an aggregation.
-
-In TFF's type notation, `T@SERVER` is one value of type T at the server,
-`T@CLIENTS` is one at each client of the cohort, and `D*` is a sequence (a
-`tf.data.Dataset`) of elements of type D.
+`_build_round` is the whole round in one function, numbered like the picture in
+docs/architecture.md. In TFF's type notation, `T@SERVER` is one value of type T
+at the server, `T@CLIENTS` is one at each client of the cohort, and `D*` is a
+sequence (a `tf.data.Dataset`) of elements of type D.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, TypeAlias
 import warnings
 
 import numpy as np
 
+from tff_fssl.aggregators import collecting
+from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
+from tff_fssl.rounds import checks
 from tff_fssl.rounds import client_work as client_work_lib
+from tff_fssl.rounds import communication
+from tff_fssl.rounds import messages
+from tff_fssl.rounds import plan as plan_lib
+from tff_fssl.rounds import screen
+from tff_fssl.rounds import server_step
+from tff_fssl.rounds import server_training
+from tff_fssl.rounds import statistics_phase
 
 LearningAlgorithmState: TypeAlias = (
   tff.learning.templates.LearningAlgorithmState
@@ -114,179 +116,236 @@ class FsslProcess(tff.learning.templates.LearningProcess):
     return range(self.first_round, total_rounds + 1)
 
 
-class LastPhase(Protocol):
-  """A client phase that follows the finalizer, in a federated computation."""
-
-  def __call__(
-    self,
-    before: tff.Value,
-    message: tff.Value,
-    model: tff.Value,
-    data: tff.Value,
-    /,
-  ) -> Mapping[str, tff.Value]:
-    """Builds the phase.
-
-    Args:
-      before: The model before the round, at the server.
-      message: The message, at the clients.
-      model: The model that the finalizer made, at the server.
-      data: The clients' data.
-
-    Returns:
-      OrderedDict(result=model, measurements), at the server.
-    """
-
-
-class Discard(Protocol):
-  """The changes that a discarded round makes in the model."""
-
-  def __call__(
-    self, model: ServerModel, round_num: tf.Tensor, /
-  ) -> ServerModel:
-    """Changes the model from before the round, in a TensorFlow computation."""
-
-
-class EndRound(Protocol):
-  """The end of a round for the distributor, in a federated computation."""
-
-  def __call__(
-    self,
-    state: tff.Value,
-    rows: tff.Value,
-    model: tff.Value,
-    counts: tff.Value,
-    /,
-  ) -> tff.Value:
-    """Adds the clients' rows to the distributor's state, all at the server.
-
-    Args:
-      state: The distributor's state.
-      rows: The rows of the clients.
-      model: The model after the round.
-      counts: Whether the round counts.
-
-    Returns:
-      (state, metrics).
-    """
-
-
-def compose_fssl_process(
-  initial_model_fn: tff.Computation,
-  distributor: tff.learning.templates.DistributionProcess,
-  client_work: tff.learning.templates.ClientWorkProcess,
-  aggregator: tff.templates.AggregationProcess,
-  finalizer: tff.learning.templates.FinalizerProcess,
-  *,
-  start: Callable[[Weights], ServerModel],
-  weights_of: server_model.WeightsOf = server_model.own_weights,
-  last_phases: Sequence[LastPhase] = (),
-  end_round: EndRound | None = None,
-  collect_rows: Callable[[tff.Value], tff.Value] | None = None,
-  counts: tff.Computation | None = None,
-  discard: Discard = lambda model, round_num: model,
-  reports_too_few: bool = False,
-  keeps_aggregator: bool = False,
-  communication: tff.Computation | None = None,
+def compose(
+  plan: plan_lib.Plan, aggregator: tff.templates.AggregationProcess
 ) -> FsslProcess:
-  """Composes a `LearningProcess`.
+  """Composes the process of a plan.
 
-  Without the keyword arguments it is TFF's `compose_learning_process`, but the
-  state holds a `ServerModel`, and `get_model_weights` converts it to
+  Its state holds a `ServerModel`, and `get_model_weights` converts it to
   `tff.learning.models.ModelWeights`, which evaluation and export expect.
 
   Args:
-    initial_model_fn: `( -> M)`, the initial model.
-    distributor: Makes the message and broadcasts it.
-    client_work: Trains at the clients. Its measurements are OrderedDict(train,
-      uploads, num_reports), of which `train` is released.
-    aggregator: Combines the clients' updates by weight.
-    finalizer: Makes the new model from the combined uploads.
-    start: See `FsslProcess`.
-    weights_of: The model -> `get_model_weights`'s result.
-    last_phases: Further client phases. They follow the finalizer, since some
-      need the new model.
-    end_round: Adds clients' rows to the distributor's state.
-    collect_rows: rows@CLIENTS -> rows@SERVER, if clients send OrderedDict(
-      update, row). The finalizer gets them if it takes `rows`.
-    counts: `<round number, measured> -> bool`, whether the round counts, from
-      the client work's measurements. A round that does not count is discarded:
-      it changes only counters.
-    discard: What such a round changes in the model.
-    reports_too_few: Whether the metrics tell which rounds were discarded.
-    keeps_aggregator: Whether the aggregator's state is kept even so, since it
-      accounts for what a discarded round has released (differential privacy).
-    communication: `<M, M, number of clients> -> figures`, a part of the
-      metrics. The models are those before and after the finalizer.
+    plan: The plan.
+    aggregator: Combines what clients send, by weight.
 
   Returns:
-    The process. The caller sets its `find_non_finite` and `prediction`.
+    The process. The caller sets the attributes that describe it.
   """
-  init_fn = _build_init(
-    initial_model_fn, distributor, client_work, aggregator, finalizer
-  )
-  next_fn = _build_next(
-    _Round(
-      distributor,
-      client_work,
-      aggregator,
-      finalizer,
-      last_phases,
-      end_round,
-      collect_rows,
-      counts,
-      discard,
-      reports_too_few,
-      keeps_aggregator,
-      communication,
-    ),
-    init_fn.type_signature.result,
-  )
-  state_type = init_fn.type_signature.result.member
-  to_model, to_state = _model_weights_fns(state_type, start, weights_of)
-  process = FsslProcess(init_fn, _Next.of(next_fn), to_model, to_state)
-  process.start = start
-  return process
-
-
-def _build_init(
-  initial_model_fn: tff.Computation, *parts: tff.templates.MeasuredProcess
-) -> tff.Computation:
-  """Builds `( -> S@SERVER)` from the model and the four parts."""
+  initial_model = server_training.build_initial_model(plan)
+  table = messages.build_table(plan)
+  model_type = initial_model.type_signature.result
+  server_state = server_step.build_initialize(plan, model_type)
 
   @tff.federated_computation
   def init_fn() -> tff.Value:
     return tff.federated_zip(
       LearningAlgorithmState(
-        tff.federated_eval(initial_model_fn, tff.SERVER),
-        *(part.initialize() for part in parts),
+        tff.federated_eval(initial_model, tff.SERVER),
+        tff.federated_eval(table, tff.SERVER),
+        tff.federated_value(plan.hparams.first_round, tff.SERVER),
+        aggregator.initialize(),
+        tff.federated_eval(server_state, tff.SERVER),
       )
     )
 
-  return init_fn
+  state_type = init_fn.type_signature.result
+  next_fn = _build_round(plan, aggregator, state_type.member)
+  to_model, to_state = _model_weights_fns(plan, state_type.member)
+  return FsslProcess(init_fn, _Next.of(next_fn), to_model, to_state)
+
+
+def _build_round(
+  plan: plan_lib.Plan,
+  aggregator: tff.templates.AggregationProcess,
+  state_type: tff.Type,
+) -> tff.Computation:
+  """Builds a round: `<S@SERVER, D*@CLIENTS> -> <S, metrics>@SERVER`."""
+  model_type = state_type.global_model_weights
+  write = messages.build_message(plan, state_type.distributor, model_type)
+  checks.check(plan, model_type, write.type_signature.result)
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(plan.data_type, tff.CLIENTS),
+  )
+  def next_fn(
+    state: tff.Value, data: tff.Value
+  ) -> tff.learning.templates.LearningProcessOutput:
+    old_model, round_num = state.global_model_weights, state.client_work
+    # 1. The server sends its model, and what the algorithm broadcasts.
+    message = tff.federated_map(write, (state.distributor, old_model))
+    message = tff.federated_broadcast(message)
+    # 2, 3. Clients check their data, and train.
+    work = client_work_lib.build_work(plan, message.type_signature.member)
+    told = (message, data, tff.federated_broadcast(round_num))
+    result, report = tff.federated_map(work, told)
+    # 4. What they send is checked. Their reports are summed.
+    result, of_clients = screen.check_and_sum(plan, result, report)
+    update, rows = _collect_rows(plan, result.update)
+    # 5. Their updates are combined.
+    combined = aggregator.next(state.aggregator, update, result.update_weight)
+    # 6. The server applies the update, and trains on its labels.
+    sent = _sent(plan, combined.result, of_clients, rows)
+    step = server_step.build_step(
+      plan, state_type.finalizer, model_type, sent.type_signature.member
+    )
+    server_state, new_model, of_server = tff.federated_map(
+      step, (state.finalizer, old_model, sent)
+    )
+    # 7 to 9. Statistics for static batch norm are gathered.
+    renewed = statistics_phase.renew(plan, old_model, message, new_model, data)
+    # 9. The table of clients keeps their rows.
+    counts = _counts(plan, round_num, of_clients)
+    table, of_table = _keep_rows(
+      plan, state.distributor, rows, renewed.model, counts
+    )
+    # The round is counted. If too few clients took part, it changes no more.
+    new_state = LearningAlgorithmState(
+      renewed.model,
+      table,
+      tff.federated_map(_count_up, round_num),
+      combined.state,
+      server_state,
+    )
+    new_state = _keep_unless(plan, state, new_state, counts)
+    bytes_of = communication.build_communication(
+      plan,
+      model_type,
+      result.type_signature.member,
+      None if plan.is_confidential else report.type_signature.member,
+      statistics_up=renewed.bytes_up,
+    )
+    num_clients = of_clients['train']['num_clients']
+    metrics = collections.OrderedDict(
+      distributor=tff.federated_value((), tff.SERVER),
+      client_work=_released(of_clients),
+      aggregator=combined.measurements,
+      finalizer=of_server,
+      participation=_participation(plan, counts),
+      last_phase=renewed.metrics,
+      exchange=of_table,
+      communication=tff.federated_map(
+        bytes_of, (old_model, new_model, num_clients)
+      ),
+    )
+    return tff.learning.templates.LearningProcessOutput(
+      new_state, _zip_some(metrics)
+    )
+
+  return next_fn
+
+
+def _collect_rows(
+  plan: plan_lib.Plan, sent: tff.Value
+) -> tuple[tff.Value, tff.Value | None]:
+  """Splits what clients send into updates@CLIENTS and rows@SERVER, or None."""
+  if not plan.row_specs:
+    return sent, None
+  collect, _ = collecting.build_collect(messages.row_type(plan.row_specs))
+  return sent['update'], collect(sent['row'])
+
+
+def _sent(
+  plan: plan_lib.Plan,
+  combined: tff.Value,
+  of_clients: tff.Value,
+  rows: tff.Value | None,
+) -> tff.Value:
+  """Joins what clients have sent for the server's step, at the server."""
+  sent = collections.OrderedDict(
+    update=combined,
+    uploads=of_clients['uploads'],
+    num_reports=of_clients['num_reports'],
+  )
+  if channels.sent_as(plan.uploads, channels.ROWS):
+    sent['rows'] = rows
+  return tff.federated_zip(sent)
+
+
+def _keep_rows(
+  plan: plan_lib.Plan,
+  table: tff.Value,
+  rows: tff.Value | None,
+  model: tff.Value,
+  counts: tff.Value,
+) -> tuple[tff.Value, tff.Value | None]:
+  """Adds clients' rows to the table, all at the server: (table, metrics)."""
+  if plan.exchange is None or rows is None:
+    return table, None
+  types = [value.type_signature.member for value in (table, rows, model)]
+  accept = messages.build_accept(plan.exchange, *types)
+  ended = tff.federated_map(accept, (table, rows, model, counts))
+  return ended[0], ended[1]
+
+
+def _counts(
+  plan: plan_lib.Plan, round_num: tff.Value, of_clients: tff.Value
+) -> tff.Value:
+  """Tells whether the round counts: bool at the server."""
+  if not plan.can_discard:
+    return tff.federated_value(True, tff.SERVER)
+  counts = build_counts(plan, of_clients.type_signature.member)
+  return tff.federated_map(counts, (round_num, of_clients))
+
+
+def _keep_unless(
+  plan: plan_lib.Plan,
+  old: tff.Value,
+  new: LearningAlgorithmState,
+  counts: tff.Value,
+) -> tff.Value:
+  """Discards a round that does not count: the next state, at the server."""
+  state = tff.federated_zip(new)
+  if not plan.can_discard:
+    return state
+  keep_unless = _build_keep_unless(plan, old.type_signature.member)
+  return tff.federated_map(keep_unless, (old, state, counts))
+
+
+def _released(of_clients: tff.Value) -> tff.Value:
+  """Selects the metrics of clients that are released, without uploads."""
+  train = collections.OrderedDict(train=of_clients['train'])
+  return tff.federated_zip(train)
+
+
+def _participation(plan: plan_lib.Plan, counts: tff.Value) -> tff.Value | None:
+  """Makes the metric of discarded rounds, if few clients discard them."""
+  if not plan.hparams.min_clients:
+    return None
+  too_few = tff.federated_map(_is_not, counts)
+  return tff.federated_zip(collections.OrderedDict(too_few_clients=too_few))
+
+
+def _zip_some(metrics: Mapping[str, tff.Value | None]) -> tff.Value:
+  """Zips the metrics that are not None."""
+  return tff.federated_zip(
+    collections.OrderedDict((n, m) for n, m in metrics.items() if m is not None)
+  )
+
+
+@tff.tensorflow.computation(tf.int32)
+def _count_up(round_num: tf.Tensor) -> tf.Tensor:
+  """Adds 1."""
+  return round_num + 1
 
 
 def build_counts(
-  measured_type: tff.Type, *, min_clients: int, is_confidential: bool
-) -> tff.Computation | None:
-  """Builds `<round number, measured> -> bool`, the argument `counts`.
+  plan: plan_lib.Plan, measured_type: tff.Type
+) -> tff.Computation:
+  """Builds `<round number, measured> -> bool`, whether the round counts.
 
   A round does not count if clients took part but none reported (they failed,
   were rejected, or have nothing to train on), or if fewer than `min_clients`
   did. Rounds before round 1 have no clients, and count.
 
   Args:
-    measured_type: The type of the client work's measurements.
-    min_clients: The least number of clients. 0: a round without any counts.
-    is_confidential: Whether the server must not learn which updates were
-      usable. Then all count as usable.
+    plan: The plan.
+    measured_type: The type of `screen.check_and_sum`'s metrics.
 
   Returns:
-    The computation. None if all rounds count.
+    The computation.
   """
-  # All clients count as usable, so no round can fail.
-  if is_confidential and not min_clients:
-    return None
+  min_clients = plan.hparams.min_clients
 
   @tff.tensorflow.computation(tf.int32, measured_type)
   def counts(round_num: tf.Tensor, measured: Mapping[str, Any]) -> tf.Tensor:
@@ -300,14 +359,15 @@ def build_counts(
 
 
 def _build_keep_unless(
-  state_type: tff.Type, *, discard: Discard, keeps_aggregator: bool
+  plan: plan_lib.Plan, state_type: tff.Type
 ) -> tff.Computation:
   """Builds `<S, S, bool> -> S`, which discards a round that does not count.
 
   It takes the states before and after the round. It restores the old model, of
-  which only `discard` changes something, the finalizer's state, and that of the
-  aggregator, unless it `keeps_aggregator`. It does not restore the exchange's
-  table, to which such a round adds no rows.
+  which only the algorithm's `after_round` changes something, the finalizer's
+  state, and that of the aggregator, unless this accounts for what the round has
+  released (differential privacy). It does not restore the table, to which such
+  a round adds no rows.
   """
 
   @tff.tensorflow.computation(state_type, state_type, tf.bool)
@@ -319,7 +379,7 @@ def _build_keep_unless(
         lambda n, o: tf.where(counts, n, o), new, old
       )
 
-    model = discard(
+    model = plan.states.discard(
       ServerModel(*old.global_model_weights), old.finalizer['round_num']
     )
     finalizer_state = kept(old.finalizer, new.finalizer)
@@ -328,7 +388,7 @@ def _build_keep_unless(
     return new._replace(
       global_model_weights=kept(model, ServerModel(*new.global_model_weights)),
       aggregator=new.aggregator
-      if keeps_aggregator
+      if plan.is_private
       else kept(old.aggregator, new.aggregator),
       finalizer=finalizer_state,
     )
@@ -342,169 +402,8 @@ def _is_not(counts: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.logical_not(counts), tf.int32)
 
 
-@tff.tensorflow.computation
-def _largest(measurements: Sequence[Any]) -> Any:
-  """Returns the largest of each of the phases' measurements."""
-  return tf.nest.map_structure(
-    lambda *values: tf.reduce_max(tf.stack(values)), *measurements
-  )
-
-
-class _Round(NamedTuple):
-  """The components of a round: arguments of `compose_fssl_process`."""
-
-  distributor: tff.learning.templates.DistributionProcess
-  client_work: tff.learning.templates.ClientWorkProcess
-  aggregator: tff.templates.AggregationProcess
-  finalizer: tff.learning.templates.FinalizerProcess
-  last_phases: Sequence[LastPhase]
-  end_round: EndRound | None
-  collect_rows: Callable[[tff.Value], tff.Value] | None
-  counts: tff.Computation | None
-  discard: Discard
-  reports_too_few: bool
-  keeps_aggregator: bool
-  communication: tff.Computation | None
-
-
-class _Results(NamedTuple):
-  """The results of a round's four parts.
-
-  Attributes:
-    distributed: The distributor's.
-    worked: The client work's.
-    aggregated: The aggregator's.
-    rows: The rows, if clients send some.
-    finalized: The finalizer's.
-  """
-
-  distributed: tff.Value
-  worked: tff.Value
-  aggregated: tff.Value
-  rows: tff.Value | None
-  finalized: tff.Value
-
-
-def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
-  """Builds `<S@SERVER, D*@CLIENTS> -> <state=S, metrics>@SERVER`."""
-  data_type = parts.client_work.next.type_signature.parameter[2]
-  keep_unless = None
-  if parts.counts:
-    keep_unless = _build_keep_unless(
-      state_type.member,
-      discard=parts.discard,
-      keeps_aggregator=parts.keeps_aggregator,
-    )
-
-  @tff.federated_computation(state_type, data_type)
-  def next_fn(
-    state: tff.Value, client_data: tff.Value
-  ) -> tff.learning.templates.LearningProcessOutput:
-    old_model = state.global_model_weights
-    results = _run_parts(parts, state, client_data)
-    model, of_phases = results.finalized.result, []
-    for phase in parts.last_phases:
-      of_phase = phase(
-        old_model, results.distributed.result, model, client_data
-      )
-      model = of_phase['result']
-      of_phases.append(of_phase['measurements'])
-    train = results.worked.measurements['train']
-    counts = tff.federated_value(True, tff.SERVER)
-    if parts.counts is not None:
-      measured = results.worked.measurements
-      counts = tff.federated_map(parts.counts, (state.client_work, measured))
-    distributor_state, of_exchange = results.distributed.state, None
-    if parts.end_round is not None:
-      ended = parts.end_round(distributor_state, results.rows, model, counts)
-      distributor_state, of_exchange = ended[0], ended[1]
-    new_state = tff.federated_zip(
-      LearningAlgorithmState(
-        model,
-        distributor_state,
-        results.worked.state,
-        results.aggregated.state,
-        results.finalized.state,
-      )
-    )
-    if keep_unless is not None:
-      new_state = tff.federated_map(keep_unless, (state, new_state, counts))
-    metrics = _metrics_of_parts(results)
-    if parts.reports_too_few:
-      too_few = tff.federated_map(_is_not, counts)
-      metrics['participation'] = tff.federated_zip(
-        collections.OrderedDict(too_few_clients=too_few)
-      )
-    if of_phases:
-      metrics['last_phase'] = of_phases[0]
-      if len(of_phases) > 1:
-        # A client may lie in some of them only.
-        together = tff.federated_zip(of_phases)
-        metrics['last_phase'] = tff.federated_map(_largest, together)
-    if of_exchange is not None:
-      metrics['exchange'] = of_exchange
-    if parts.communication is not None:
-      metrics['communication'] = tff.federated_map(
-        parts.communication,
-        # The last phases have broadcast the finalizer's result, and have
-        # replaced `model`.
-        (old_model, results.finalized.result, train['num_clients']),
-      )
-    return tff.learning.templates.LearningProcessOutput(
-      new_state, tff.federated_zip(metrics)
-    )
-
-  return next_fn
-
-
-def _run_parts(
-  parts: _Round, state: tff.Value, client_data: tff.Value
-) -> _Results:
-  """Runs TFF's four parts, one after another, in a federated computation."""
-  old_model = state.global_model_weights
-  distributed = parts.distributor.next(state.distributor, old_model)
-  worked = parts.client_work.next(
-    state.client_work, distributed.result, client_data
-  )
-  update, rows = worked.result.update, None
-  if parts.collect_rows is not None:
-    update, rows = update['update'], parts.collect_rows(update['row'])
-  aggregated = parts.aggregator.next(
-    state.aggregator, update, worked.result.update_weight
-  )
-  of_clients = worked.measurements
-  combined = collections.OrderedDict(
-    update=aggregated.result,
-    uploads=of_clients['uploads'],
-    num_reports=of_clients['num_reports'],
-  )
-  taken = parts.finalizer.next.type_signature.parameter[2].member
-  if tff.structure.has_field(taken, 'rows'):
-    combined['rows'] = rows
-  finalized = parts.finalizer.next(
-    state.finalizer, old_model, tff.federated_zip(combined)
-  )
-  return _Results(distributed, worked, aggregated, rows, finalized)
-
-
-def _metrics_of_parts(
-  results: _Results,
-) -> collections.OrderedDict[str, tff.Value]:
-  """Selects the measurements of the four parts that are released."""
-  # The means of uploads are for the server's step only.
-  train = collections.OrderedDict(train=results.worked.measurements['train'])
-  return collections.OrderedDict(
-    distributor=results.distributed.measurements,
-    client_work=tff.federated_zip(train),
-    aggregator=results.aggregated.measurements,
-    finalizer=results.finalized.measurements,
-  )
-
-
 def _model_weights_fns(
-  state_type: tff.Type,
-  start: Callable[[Weights], ServerModel],
-  weights_of: Callable[[ServerModel], Weights],
+  plan: plan_lib.Plan, state_type: tff.Type
 ) -> tuple[tff.Computation, tff.Computation]:
   """Builds `get_model_weights` and `set_model_weights` of the process."""
 
@@ -512,7 +411,8 @@ def _model_weights_fns(
   def get_model_weights(
     state: LearningAlgorithmState,
   ) -> tff.learning.models.ModelWeights:
-    weights = weights_of(ServerModel(*state.global_model_weights))
+    model = ServerModel(*state.global_model_weights)
+    weights = plan.states.prediction.weights(model)
     return tff.learning.models.ModelWeights(
       tuple(weights.trainable), tuple(weights.non_trainable)
     )
@@ -531,6 +431,6 @@ def _model_weights_fns(
       tuple(model_weights.non_trainable),
       tf.constant(1.0),
     )
-    return LearningAlgorithmState(start(weights), *tuple(state)[1:])
+    return LearningAlgorithmState(plan.states.start(weights), *tuple(state)[1:])
 
   return get_model_weights, set_model_weights

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 import dataclasses
-import functools
 import math
 
 from tff_fssl.client import batches
 from tff_fssl.client import compute
 from tff_fssl.data import augment
 from tff_fssl.interface import base
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import round_hparams
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib
-from tff_fssl.models import model_fns
-from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import messages
-from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
 
 Flops = flops_lib.Flops
 
@@ -33,18 +27,12 @@ class RoundCompute:
     clients: The cost of clients for each example.
     server: The cost of the server for each of its labelled examples. None if it
       has none.
-    states: The states of the algorithm.
-    algorithm: The algorithm.
-    is_static: Whether a round gathers static batch norm statistics.
-    num_classes: The number of classes.
+    plan: The plan of a process with the same algorithm and model.
   """
 
   clients: compute.Cost
   server: compute.Cost | None
-  states: states_lib.States
-  algorithm: base.Algorithm
-  is_static: bool
-  num_classes: int
+  plan: plan_lib.Plan
 
   @property
   def forward(self) -> float:
@@ -61,7 +49,7 @@ class RoundCompute:
     Returns:
       The FLOPs of steps, of values computed once, and of static batch norm.
     """
-    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    hparams, streams = self.plan.algorithm.round, self.plan.algorithm.streams()
     uses = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
     sizes = hparams.client_batch_sizes(uses[0])
     once_for = num_unlabeled
@@ -83,10 +71,13 @@ class RoundCompute:
     self, num_labeled: float, num_unlabeled: float
   ) -> list[float]:
     """Counts unlabelled and labelled examples in all episodes of a round."""
-    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    hparams, streams = self.plan.algorithm.round, self.plan.algorithm.streams()
     name = batches.own_stream(streams, labeled=True)
     groups = streams[name or ''].episode or ()
-    sizes = (hparams.client_batch_size, self.num_classes * sum(groups))
+    sizes = (
+      hparams.client_batch_size,
+      self.plan.networks.num_classes * sum(groups),
+    )
     return [
       (hparams.client_steps or hparams.client_epochs) * min(num, size)
       for num, size in zip((num_unlabeled, num_labeled), sizes)
@@ -96,17 +87,17 @@ class RoundCompute:
     """Counts the FLOPs of the server's round."""
     if self.server is None:
       return Flops()
-    processed = self.algorithm.round.server_epochs * num_labeled
-    processed *= self.algorithm.num_trainings
+    processed = self.plan.algorithm.round.server_epochs * num_labeled
+    processed *= self.plan.algorithm.num_trainings
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:
     """Counts the FLOPs of passes that gather static batch norm statistics."""
-    if not self.is_static:
+    if not self.plan.networks.is_static:
       return Flops()
-    always = 1 + len(self.states.statistics_of)
+    always = 1 + len(self.plan.states.statistics_of)
     # The clients get some sets in some rounds only: FLOPs are a range.
-    most = always + len(self.states.statistics_if_sent)
+    most = always + len(self.plan.states.statistics_if_sent)
     return Flops(self.forward * always, self.forward * most) * num_examples
 
 
@@ -134,115 +125,50 @@ def measure(
     UsageError: If the model cannot be trained.
   """
   shape = augment.input_shape(views, stored)
-  hparams, num_classes = algorithm.round, None
-  model_fn = network_factory.network_fn(model_fn, algorithm)
-  if isinstance(model_fn, model_fns.EmbeddingFn):
-    num_classes = model_fn.num_classes()
-  # In a graph of its own, variables are never initialized, so no memory is
-  # used.
-  with tf.Graph().as_default():
-    network = adapter.Network(
-      model_fn,
-      image_shape=shape,
-      compute_dtype=hparams.compute_dtype,
-      track_moving_averages=hparams.batch_norm_statistics == 'moving_average',
-      trace=False,
-    )
+  # The number of clients does not change the values that one client receives.
+  data = plan_lib.DataSpec({'unlabeled': {'x': stored}}, views, num_clients=1)
+  plan = plan_lib.build_plan(model_fn, algorithm, data, seed=0, checks=False)
+  with plan.networks.probe() as network:
     passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
-    num_classes = num_classes or network.num_outputs
-    states = states_lib.States(
-      algorithm, _setup(network, algorithm, num_classes)
-    )
+    traced = tf.function(
+      lambda: receive(plan, network).values, autograph=False
+    ).get_concrete_function()
     clients = compute.measure_algorithm(
       network,
       algorithm,
-      received=_received(network, algorithm, states),
+      received=tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
+        traced.structured_outputs,
+      ),
       **options,
     )
     server = None
-    if not hparams.labels_at_clients:
+    if not algorithm.round.labels_at_clients:
       server = compute.measure_algorithm(
         network, algorithm.server_trainer(), at_server=True, **options
       )
-    return RoundCompute(
-      clients, server, states, algorithm, network.is_static, num_classes
-    )
+    return RoundCompute(clients, server, plan)
 
 
-def receive(
-  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
-) -> messages.Received:
-  """Makes the values that a client receives in the first round.
+def receive(plan: plan_lib.Plan, network: adapter.Network) -> messages.Received:
+  """Makes the values that client 0 receives in the first round.
 
   Args:
-    network: A network of the algorithm.
-    algorithm: The algorithm.
-    num_classes: The number of classes.
+    plan: The plan.
+    network: A network of the plan.
 
   Returns:
-    The message, as client 0 uses it.
+    The message, as the client uses it.
   """
-  setup = _setup(network, algorithm, num_classes)
-  exchange = _exchange(network, algorithm, setup)
-  return _receive(exchange, network, states_lib.States(algorithm, setup))
-
-
-def _setup(
-  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
-) -> base.Setup:
-  """Describes a process with this network to the algorithm."""
-  # The number of clients does not change the values that one client receives.
-  return base.Setup(
-    1,
-    network.weight_specs,
-    num_classes=num_classes,
-    num_outputs=network.num_outputs,
-    feature_size=lambda: network.feature_size,
-  )
-
-
-def _exchange(
-  network: adapter.Network, algorithm: base.Algorithm, setup: base.Setup
-) -> exchange_lib.Exchange | None:
-  """Makes the exchange, if there is one. This may make variables."""
-
-  def specs_of(build: Callable[[adapter.Network], tf.keras.Model]) -> Weights:
-    model_fn = functools.partial(build, network)
-    return adapter.Network(model_fn, trace=False).weight_specs
-
-  return messages.build_exchange(algorithm, setup, specs_of)
-
-
-def _receive(
-  exchange: exchange_lib.Exchange | None,
-  network: adapter.Network,
-  states: states_lib.States,
-) -> messages.Received:
-  """Makes the message of the first round, as client 0 uses it."""
-  table = () if exchange is None else exchange.initialize()
-  model = states.start(network.initial_weights())
   message = messages.make_message(
-    exchange, states, table, model, tf.constant(1)
+    plan,
+    () if plan.exchange is None else plan.exchange.initialize(),
+    plan.states.start(network.initial_weights()),
+    tf.constant(1),
   )
-  return messages.read_message(exchange, message, tf.constant(0))
-
-
-def _received(
-  network: adapter.Network,
-  algorithm: base.Algorithm,
-  states: states_lib.States,
-) -> Mapping[str, tf.TensorSpec]:
-  """Returns the specs of `Client.received`."""
-  exchange = _exchange(network, algorithm, states.setup)
-  traced = tf.function(
-    lambda: _receive(exchange, network, states).values, autograph=False
-  ).get_concrete_function()
-  specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
-    lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
-    traced.structured_outputs,
-  )
-  return specs
+  data = {'client_id': tf.constant(0), 'seed': tf.zeros([2], tf.int32)}
+  return messages.read_message(plan, message, data)
 
 
 def _examples_in_steps(

@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tff_fssl.aggregators import guarded
-from tff_fssl.interface import base
 from tff_fssl.interface import channels
 from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import names
-from tff_fssl.interface import setup as setup_lib
 from tff_fssl.lazy import tf, tff
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_data
-from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
 
 ServerModel = server_model.ServerModel
-
-
-def build_exchange(
-  algorithm: base.Algorithm,
-  setup: setup_lib.Setup,
-  specs_of: Callable[[Callable[[adapter.Network], tf.keras.Model]], Weights],
-) -> exchange_lib.Exchange | None:
-  """Builds the exchange of an algorithm.
-
-  Args:
-    algorithm: The algorithm.
-    setup: The setup, but for its `of_peers`.
-    specs_of: `AuxiliaryNetwork.build` -> `tf.TensorSpec`s of its weights.
-
-  Returns:
-    The exchange, or None if the algorithm has none.
-  """
-  build = algorithm.exchange()
-  if build is None:
-    return None
-  specs = {
-    name: specs_of(declared.build)
-    for name, declared in algorithm.networks().items()
-    if declared.build is not None
-  }
-  return build(setup._replace(of_peers=specs))
 
 
 class Message(NamedTuple):
@@ -80,127 +50,87 @@ class Received(NamedTuple):
   values: Mapping[str, Any]
 
 
+def build_table(plan: plan_lib.Plan) -> tff.Computation:
+  """Builds `( -> T)`, the table of clients before the first round.
+
+  T is OrderedDict(table, round_num), or () without an exchange.
+  """
+
+  @tff.tensorflow.computation
+  def initialize() -> Any:
+    if plan.exchange is None:
+      return ()
+    return collections.OrderedDict(
+      table=plan.exchange.initialize(),
+      round_num=tf.constant(plan.hparams.first_round, tf.int32),
+    )
+
+  return initialize
+
+
+def build_message(
+  plan: plan_lib.Plan, table_type: tff.Type, model_type: tff.Type
+) -> tff.Computation:
+  """Builds `<T, M> -> Message` for a table T and a `ServerModel` M."""
+
+  @tff.tensorflow.computation(table_type, model_type)
+  def message(state: Any, model: ServerModel) -> Message:
+    table, round_num = (), tf.constant(0)
+    if plan.exchange is not None:
+      table, round_num = state['table'], state['round_num']
+    return make_message(plan, table, ServerModel(*model), round_num)
+
+  return message
+
+
 def make_message(
-  exchange: exchange_lib.Exchange | None,
-  states: states_lib.States,
-  table: Any,
-  model: ServerModel,
-  round_num: tf.Tensor,
-  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
+  plan: plan_lib.Plan, table: Any, model: ServerModel, round_num: tf.Tensor
 ) -> Message:
-  """Makes the message of a round."""
+  """Makes the message of a round, int32 scalar."""
   sets: Any = collections.OrderedDict()
-  for name, is_sent in states.sent(model).items():
+  for name, is_sent in plan.states.sent(model).items():
     sets[name] = client_data.one_if(is_sent, model.sets[name])
+  weights = model.weights
+  if plan.groups is not None:
+    weights = plan.groups.starts(model)
   return Message(
-    delivery.select_model(model),
+    plan.select_weights(weights),
     sets,
     collections.OrderedDict(model.control),
-    () if exchange is None else exchange.message(table, model, round_num),
+    ()
+    if plan.exchange is None
+    else plan.exchange.message(table, model, round_num),
   )
 
 
 def read_message(
-  exchange: exchange_lib.Exchange | None,
-  message: Message,
-  client_id: tf.Tensor,
-  start: tf.Tensor | None = None,
-  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
+  plan: plan_lib.Plan, message: Message, data: Mapping[str, Any]
 ) -> Received:
   """Reads the parts of a message that a client uses.
 
   Args:
-    exchange: The exchange, if there is one.
+    plan: The plan.
     message: The message.
-    client_id: int32 scalar, -1 if clients have no ids.
-    start: With groups, the index of the client's row, int32 scalar.
-    delivery: The weights that travel.
+    data: The client's element.
 
   Returns:
     The weights to start from, and the values.
   """
-  weights = delivery.received(message.weights, start)
+  weights = plan.restore_weights(message.weights)
+  if plan.groups is not None:
+    # All rows were sent, and the client selects its own.
+    start = plan.groups.place_of(data).start
+    weights = tf.nest.map_structure(lambda t: t[start], weights)
   values: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
     is_network = isinstance(dataset.element_spec, Weights)
     values[name] = client_data.read_one(
       dataset, weights if is_network else None
     )
-  if exchange is not None:
-    of_exchange = exchange.receive(message.exchange, client_id)
+  if plan.exchange is not None:
+    of_exchange = plan.exchange.receive(message.exchange, data['client_id'])
     values = names.join('values that clients receive', values, of_exchange)
   return Received(weights, values)
-
-
-def build_distributor(
-  model_type: tff.Type,
-  states: states_lib.States,
-  exchange: exchange_lib.Exchange | None,
-  first_round: int,
-  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
-) -> tff.learning.templates.DistributionProcess:
-  """Builds the process that makes the message and broadcasts it.
-
-  Args:
-    model_type: The type of the `ServerModel`.
-    states: The states of the algorithm.
-    exchange: The exchange, if there is one.
-    first_round: The number of the first round.
-    delivery: The weights that travel.
-
-  Returns:
-    The process. Its state is (), or OrderedDict(table, round_num).
-  """
-
-  @tff.tensorflow.computation
-  def initialize() -> Any:
-    if exchange is None:
-      return ()
-    return collections.OrderedDict(
-      table=exchange.initialize(), round_num=tf.constant(first_round, tf.int32)
-    )
-
-  state_type = initialize.type_signature.result
-
-  @tff.tensorflow.computation(state_type, model_type)
-  def message(state: Any, model: ServerModel) -> Message:
-    table, round_num = (), tf.constant(0)
-    if exchange is not None:
-      table, round_num = state['table'], state['round_num']
-    model = ServerModel(*model)
-    return make_message(exchange, states, table, model, round_num, delivery)
-
-  @tff.federated_computation
-  def init_fn() -> tff.Value:
-    return tff.federated_eval(initialize, tff.SERVER)
-
-  @tff.federated_computation(
-    init_fn.type_signature.result, tff.FederatedType(model_type, tff.SERVER)
-  )
-  def next_fn(
-    state: tff.Value, model: tff.Value
-  ) -> tff.templates.MeasuredProcessOutput:
-    sent = tff.federated_map(message, (state, model))
-    return tff.templates.MeasuredProcessOutput(
-      # The round's end changes the table: see `build_accept`.
-      state,
-      tff.federated_broadcast(sent),
-      tff.federated_value((), tff.SERVER),
-    )
-
-  return tff.learning.templates.DistributionProcess(init_fn, next_fn)
-
-
-def row_specs(
-  exchange: exchange_lib.Exchange | None,
-  uploads: Mapping[str, channels.Upload],
-) -> dict[str, tf.TensorSpec]:
-  """Returns the spec of each value of a client's row, none without rows."""
-  rows = channels.sent_as(uploads, channels.ROWS)
-  specs = {name: upload.spec for name, upload in rows.items()}
-  if exchange is not None:
-    specs |= exchange.row_specs
-  return specs
 
 
 def row_type(specs: Mapping[str, tf.TensorSpec]) -> tff.Type:
@@ -244,29 +174,27 @@ def is_possible_row(
 
 def build_accept(
   exchange: exchange_lib.Exchange,
-  distributor_state_type: tff.Type,
-  model_type: tff.Type,
+  table_type: tff.Type,
   rows_type: tff.Type,
-) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
-  """Builds `(state, rows, model, counts) -> (state, metrics)`.
+  model_type: tff.Type,
+) -> tff.Computation:
+  """Builds `<T, rows, M, counts> -> <T, metrics>`, the end of a round.
 
-  This is the end of a round. If the round does not count, no row is kept. If
-  several clients of the cohort claim one id, all their rows are rejected, since
-  the server cannot tell whose they are.
+  If the round does not count, a bool scalar, no row is kept. If several clients
+  of the cohort claim one id, all their rows are rejected, since the server
+  cannot tell whose they are.
 
   Args:
     exchange: The exchange.
-    distributor_state_type: The type of `build_distributor`'s state.
-    model_type: The type of the `ServerModel`.
+    table_type: The type T of `build_table`'s result.
     rows_type: The type of the rows.
+    model_type: The type M of the `ServerModel`.
 
   Returns:
-    A function for use in a federated computation.
+    The computation.
   """
 
-  @tff.tensorflow.computation(
-    distributor_state_type, rows_type, model_type, tf.bool
-  )
+  @tff.tensorflow.computation(table_type, rows_type, model_type, tf.bool)
   def accept(
     state: Mapping[str, Any],
     rows: Mapping[str, Any],
@@ -300,12 +228,7 @@ def build_accept(
       num_disputed_rows=tf.reduce_sum(tf.cast(disputed, tf.int32)),
     )
 
-  def end_round(
-    state: tff.Value, rows: tff.Value, model: tff.Value, counts: tff.Value
-  ) -> tff.Value:
-    return tff.federated_map(accept, (state, rows, model, counts))
-
-  return end_round
+  return accept
 
 
 def _is_undisputed(rows: Mapping[str, Any]) -> tf.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import functools
 from typing import Any
 
@@ -47,6 +48,7 @@ class NetworkFactory:
     image_shape: Sequence[int | None],
     num_classes: int | None,
     seed: int,
+    checks: bool = True,
   ):
     """Builds a network, in a graph of its own, and checks it.
 
@@ -57,6 +59,7 @@ class NetworkFactory:
       image_shape: The shape of a network's input.
       num_classes: Expected width of the classifier. None skips the check.
       seed: Seed of the initial weights.
+      checks: Whether the network is traced to check it, which takes a second.
 
     Raises:
       UsageError: If the model cannot be trained.
@@ -80,8 +83,9 @@ class NetworkFactory:
       compute_dtype=hparams.compute_dtype,
     )
     # Only this network is traced, to check it. Those of `make` are equal.
-    with tf.Graph().as_default():
-      network = self._build(seed=seed, trace=True)
+    self._graph = tf.Graph()
+    with self._graph.as_default():
+      network = self._build(seed=seed, trace=checks)
     if network.num_outputs < 2:
       raise hparams_lib.UsageError(
         f'model {network.model.name!r} gives one logit; it must give one for'
@@ -95,6 +99,12 @@ class NetworkFactory:
     self.variances = network.variances
     self.weight_specs = network.weight_specs
     self._checked = network
+
+  @contextlib.contextmanager
+  def probe(self) -> Iterator[adapter.Network]:
+    """Enters the graph of a network whose variables never get values."""
+    with self._graph.as_default():
+      yield self._checked
 
   @property
   def head(self) -> dict[int, tf.TensorSpec]:

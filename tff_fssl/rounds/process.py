@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from tff_fssl import hparams as hparams_lib
-from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import grouped
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.aggregators import privacy
-from tff_fssl.aggregators import robust
-from tff_fssl.data import augment
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
-from tff_fssl.interface import groups as groups_lib
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
-from tff_fssl.models import server_model
-from tff_fssl.rounds import checks
-from tff_fssl.rounds import client_data
-from tff_fssl.rounds import client_side
 from tff_fssl.rounds import client_work
-from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
-from tff_fssl.rounds import delivery as delivery_lib
-from tff_fssl.rounds import messages
-from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import plan as plan_lib
 from tff_fssl.rounds import screen
-from tff_fssl.rounds import server as server_lib
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import statistics_phase
 
 RoundHparams = round_hparams_lib.RoundHparams
-ServerDataFn: TypeAlias = 'Callable[[], tf.data.Dataset]'
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSpec:
-  """The data that a process trains on.
-
-  Attributes:
-    element_spec: The spec of the one element of a client's data set. See
-      `data.clients`.
-    views: Makes network inputs of stored examples.
-    server_data_fn: Returns the server's labelled data, a data set of one
-      element OrderedDict(x, y). It is called inside a TFF computation. None:
-      clients hold the labels.
-    num_classes: The width of the model's output. None skips the check.
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1. Only
-      algorithms whose server distinguishes clients need it.
-  """
-
-  element_spec: Any
-  views: augment.Views
-  server_data_fn: ServerDataFn | None = None
-  num_classes: int | None = None
-  num_clients: int | None = None
+DataSpec = plan_lib.DataSpec
 
 
 def build_process(
@@ -133,7 +95,14 @@ def build_process(
     2
   """
   _check(algorithm, data, aggregator)
-  return _Assembly(model_fn, algorithm, data, seed, aggregator).build()
+  plan = plan_lib.build_plan(
+    model_fn, algorithm, data, seed=seed, aggregator=aggregator
+  )
+  combine, is_confidential = _build_aggregator(plan)
+  plan = dataclasses.replace(plan, is_confidential=is_confidential)
+  process = composer.compose(plan, combine)
+  _describe(process, plan)
+  return process
 
 
 def get_map_reduce_form(
@@ -208,343 +177,76 @@ def _check(
     )
 
 
-def _groups(
-  algorithm: base.Algorithm,
-  aggregator: tff.aggregators.WeightedAggregationFactory | None,
-) -> groups_lib.Groups | None:
-  """Returns the groups of clients, if the process aggregates in groups.
-
-  An aggregator replaces the mean of a single group. Then the process has no
-  groups.
+def _build_aggregator(
+  plan: plan_lib.Plan,
+) -> tuple[tff.templates.AggregationProcess, bool]:
+  """Builds the process that combines what clients send.
 
   Args:
-    algorithm: The algorithm.
-    aggregator: The user's aggregator, if there is one.
+    plan: The plan.
 
   Returns:
-    The groups, or None.
+    (the process, whether clients may release nothing besides its sum).
 
   Raises:
-    UsageError: If there are an aggregator and several groups.
+    UsageError: If they would release more.
   """
-  groups = algorithm.groups()
-  if groups is None or aggregator is None:
-    return groups
-  if groups.num_groups > 1:
-    raise hparams_lib.UsageError(
-      f'aggregator={type(aggregator).__name__}: this algorithm'
-      f' forms {groups.num_groups} groups of clients, and the plain mean'
-      ' of each; leave aggregator out, or take one group'
+  specs = plan.networks.weight_specs
+  of_model = plan.select(specs.trainable)
+  if plan.networks.tracks_moving_averages:
+    of_model += tuple(s for s in specs.non_trainable if s.dtype.is_floating)
+  sums = channels.sent_as(plan.uploads, channels.SUM)
+  combined: dict[str, Any] = {
+    channels.MODEL: of_model,
+    **dict.fromkeys(plan.sent_networks, tuple(specs.trainable)),
+    **{name: upload.spec for name, upload in sums.items()},
+  }
+  factory = plan.aggregator
+  if plan.groups is not None:
+    factory = grouped.GroupedMeanFactory(
+      plan.groups.num_groups,
+      plan.groups.num_starts,
+      plan.networks.num_trainable,
     )
-  return None
+    combined[channels.PLACE] = tf.TensorSpec([2], tf.float32)
+  # A private mean has its own screen: see `aggregators.privacy`.
+  if not plan.is_private:
+    allowed = screen.build_bounds(plan.algorithm).weights
+    factory = guarded.GuardedFactory(factory, allowed)
+  process = factory.create(
+    tff.types.tensorflow_to_type(channels.sort_by_name(combined)),
+    tff.TensorType(np.float32),
+  )
+  secure = guarded.sums_securely(process)
+  if plan.is_private or secure:
+    aggregator_hparams.check_confidential(
+      aggregator_hparams.DP if plan.is_private else aggregator_hparams.SECURE,
+      own_weights=plan.algorithm.sets_weights,
+      client_weighting=plan.hparams.client_weighting,
+      batch_norm=plan.networks.has_batch_norm,
+      static=plan.networks.is_static,
+      also_sends=len(sums) < len(plan.uploads) or plan.exchange is not None,
+    )
+  return process, plan.is_private or secure
 
 
-class _Assembly:
-  """The components of a process, from the arguments of `build_process`."""
-
-  def __init__(
-    self,
-    model_fn: adapter.ModelFn,
-    algorithm: base.Algorithm,
-    data: DataSpec,
-    seed: int,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None,
-  ):
-    self._algorithm = algorithm
-    self._model_aggregator = aggregator or tff.aggregators.MeanFactory()
-    self._hparams = hparams = algorithm.round
-    stored = data.element_spec['unlabeled']['x']
-    self._networks = network_factory.NetworkFactory(
-      network_factory.network_fn(model_fn, algorithm),
-      hparams,
-      image_shape=augment.input_shape(data.views, stored),
-      num_classes=data.num_classes,
-      seed=seed,
-    )
-    self._states = states_lib.States(
-      algorithm, self._make_setup(data.num_clients, seed)
-    )
-    self._server = server_lib.ServerSide(
-      self._networks,
-      algorithm,
-      self._states,
-      data.views,
-      data.server_data_fn,
-      seed,
-    )
-    self._exchange = messages.build_exchange(
-      algorithm, self._states.setup, self._networks.specs_of
-    )
-    self._element_spec = data.element_spec
-    if self._exchange is not None:
-      self._element_spec = client_data.add_ids(
-        data.element_spec, self._exchange.num_clients
-      )
-    groups = _groups(algorithm, aggregator)
-    self._delivery = delivery_lib.Delivery(
-      groups, self._networks.head if algorithm.head_stays else {}
-    )
-    if groups is not None:
-      self._element_spec = client_data.add_slots(
-        self._element_spec, groups.needs_slots
-      )
-    self._bounds = screen.build_bounds(
-      algorithm, self._states.setup, self._exchange, groups
-    )
-    self._clients = client_side.ClientSide(
-      self._networks,
-      algorithm,
-      self._states,
-      data.views,
-      self._element_spec,
-      self._exchange,
-      self._delivery,
-    )
-
-  def _make_setup(self, num_clients: int | None, seed: int) -> base.Setup:
-    """Describes the process to the algorithm."""
-    networks = self._networks
-    return base.Setup(
-      num_clients or 0,
-      networks.weight_specs,
-      num_classes=networks.num_classes,
-      num_outputs=networks.num_outputs,
-      feature_size=lambda: networks.feature_size,
-      plain_mean=isinstance(
-        self._model_aggregator, tff.aggregators.MeanFactory
-      ),
-      robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
-      seed=seed,
-    )
-
-  def build(self) -> composer.FsslProcess:
-    """Builds the process."""
-    initial_model = self._server.build_initial_model()
-    model_type = initial_model.type_signature.result
-    aggregator, is_confidential = self._aggregator(model_type)
-    exchange = self._exchange
-    distributor = messages.build_distributor(
-      model_type,
-      self._states,
-      exchange,
-      self._hparams.first_round,
-      self._delivery,
-    )
-    message_type = distributor.next.type_signature.result.result.member
-    checks.check_names(
-      self._algorithm,
-      self._states,
-      server_model.ServerModel(*tff.types.type_to_tf_tensor_specs(model_type)),
-      tff.structure.name_list(message_type.sets),
-    )
-    part = self._clients.part(release_metrics=not is_confidential)
-    work, report_bytes = client_work.build_client_work(
-      message_type,
-      self._element_spec,
-      part,
-      first_round=self._hparams.first_round,
-      bounds=self._bounds,
-    )
-    aggregate_type = aggregator.next.type_signature.result.result.member
-    collect_rows, rows_type = self._collect_rows()
-    finalizer = self._finalizer(model_type, aggregate_type, work, rows_type)
-    phases, statistics_up = self._clients.statistics_phases(
-      model_type, message_type, self._server
-    )
-    state_type = tff.to_type(
-      composer.LearningAlgorithmState(
-        model_type,
-        distributor.initialize.type_signature.result.member,
-        tff.TensorType(np.int32),
-        aggregator.initialize.type_signature.result.member,
-        finalizer.initialize.type_signature.result.member,
-      )
-    )
-    min_clients = self._hparams.min_clients
-    # Even without `min_clients`, a round whose updates all fail is discarded.
-    counts = composer.build_counts(
-      work.next.type_signature.result.measurements.member,
-      min_clients=min_clients,
-      is_confidential=is_confidential,
-    )
-    end_round = None
-    if exchange is not None:
-      end_round = messages.build_accept(
-        exchange, state_type.distributor, model_type, rows_type
-      )
-    process = composer.compose_fssl_process(
-      initial_model,
-      distributor,
-      work,
-      aggregator,
-      finalizer,
-      start=self._states.start,
-      weights_of=self._states.prediction.weights,
-      last_phases=phases,
-      end_round=end_round,
-      collect_rows=collect_rows,
-      counts=counts,
-      discard=self._states.discard,
-      reports_too_few=bool(min_clients),
-      keeps_aggregator=self._is_private,
-      communication=self._communication(
-        model_type,
-        work.next.type_signature.result.result.member,
-        statistics_up=statistics_up,
-        report_bytes=report_bytes,
-      ),
-    )
-    self._describe(process, part, phases)
-    return process
-
-  @property
-  def _is_private(self) -> bool:
-    return isinstance(self._model_aggregator, privacy.PrivateMeanFactory)
-
-  def _collect_rows(self) -> tuple[Any, tff.Type | None]:
-    """Returns `collecting.build_collect`'s result, if clients send rows."""
-    specs = messages.row_specs(self._exchange, self._bounds.uploads)
-    if not specs:
-      return None, None
-    return collecting.build_collect(messages.row_type(specs))
-
-  def _describe(
-    self,
-    process: composer.FsslProcess,
-    part: client_work.ClientPart,
-    phases: Sequence[composer.LastPhase],
-  ) -> None:
-    """Sets the attributes that describe the process."""
-    process.first_round = self._hparams.first_round
-    process.num_classes = self._networks.num_classes
-    if self._exchange is not None:
-      process.num_clients = self._exchange.num_clients
-      process.outside = self._exchange.outside
-    process.needs_slots = 'slot' in self._element_spec
-    process.prediction = self._states.prediction
-    process.min_clients = self._hparams.min_clients
-    own = phases if self._clients.has_second_phase else ()
-    process.num_phases = 1 + len(own)
-    process.find_non_finite = client_work.build_find_non_finite(
-      part, self._make_message
-    )
-    process.find_rejected = client_work.build_find_rejected(
-      part, self._make_message, self._bounds
-    )
-    # Clients without the last layer, or with models of their own, have no
-    # version of the server's model.
-    if not (self._algorithm.head_stays or self._algorithm.alone):
-      process.local_model = client_work.build_local_model(
-        part, self._make_message, self._clients.own_statistics
-      )
-
-  def _aggregator(
-    self, model_type: tff.Type
-  ) -> tuple[tff.templates.AggregationProcess, bool]:
-    """Makes the aggregator.
-
-    Args:
-      model_type: The type of the `ServerModel`.
-
-    Returns:
-      (the aggregator, whether clients may release nothing besides its sum).
-    """
-    specs = tff.types.type_to_tf_tensor_specs(model_type)
-    model_specs = self._delivery.select_update(specs.trainable)
-    if self._networks.tracks_moving_averages:
-      model_specs += tuple(
-        s for s in specs.non_trainable if s.dtype.is_floating
-      )
-    uploads = self._bounds.uploads
-    sums = channels.sent_as(uploads, channels.SUM)
-    combined: dict[str, Any] = {
-      channels.MODEL: model_specs,
-      **dict.fromkeys(self._bounds.networks, tuple(specs.trainable)),
-      **{name: upload.spec for name, upload in sums.items()},
-    }
-    factory = self._model_aggregator
-    groups = self._delivery.groups
-    if groups is not None:
-      factory = grouped.GroupedMeanFactory(
-        groups.num_groups, groups.num_starts, self._networks.num_trainable
-      )
-      combined[channels.PLACE] = tf.TensorSpec([2], tf.float32)
-    private = self._is_private
-    # A private mean has its own screen: see `aggregators.privacy`.
-    if not private:
-      factory = guarded.GuardedFactory(factory, self._bounds.weights)
-    aggregator = factory.create(
-      tff.types.tensorflow_to_type(channels.sort_by_name(combined)),
-      tff.TensorType(np.float32),
-    )
-    secure = guarded.sums_securely(aggregator)
-    if private or secure:
-      kind = aggregator_hparams.DP if private else aggregator_hparams.SECURE
-      aggregator_hparams.check_confidential(
-        kind,
-        own_weights=self._algorithm.sets_weights,
-        client_weighting=self._hparams.client_weighting,
-        batch_norm=self._networks.has_batch_norm,
-        static=self._networks.is_static,
-        also_sends=len(sums) < len(uploads) or self._exchange is not None,
-      )
-    return aggregator, private or secure
-
-  def _finalizer(
-    self,
-    model_type: tff.Type,
-    combined_type: tff.Type,
-    work: tff.learning.templates.ClientWorkProcess,
-    rows_type: tff.Type | None,
-  ) -> tff.learning.templates.FinalizerProcess:
-    """Makes the server's step."""
-    of_clients = work.next.type_signature.result.measurements.member
-    aggregate = collections.OrderedDict(
-      update=combined_type,
-      uploads=of_clients['uploads'],
-      num_reports=of_clients['num_reports'],
-    )
-    if channels.sent_as(self._bounds.uploads, channels.ROWS):
-      aggregate['rows'] = rows_type
-    return self._server.build_step(
-      model_type,
-      tff.to_type(aggregate),
-      self._bounds.networks,
-      self._bounds.uploads,
-      self._delivery.restored,
-    )
-
-  def _communication(
-    self,
-    model_type: tff.Type,
-    upload_type: tff.Type,
-    **sizes: int,
-  ) -> tff.Computation:
-    """Builds the computation of the bytes that travel."""
-    if self._algorithm.alone:
-      return communication_lib.build_no_communication(model_type)
-    return communication_lib.build_communication(
-      model_type,
-      upload_type,
-      states=self._states,
-      networks=self._bounds.networks,
-      uploads=self._bounds.uploads,
-      exchange=self._exchange,
-      kept_bytes=self._delivery.kept_bytes,
-      has_statistics_phases=self._clients.has_second_phase,
-      **sizes,
-    )
-
-  def _make_message(
-    self, state: composer.LearningAlgorithmState, round_num: tf.Tensor
-  ) -> messages.Message:
-    """Makes the message of a round, outside of TFF."""
-    exchange = self._exchange
-    return messages.make_message(
-      exchange,
-      self._states,
-      () if exchange is None else state.distributor['table'],
-      server_model.ServerModel(*state.global_model_weights),
-      round_num,
-      self._delivery,
-    )
+def _describe(process: composer.FsslProcess, plan: plan_lib.Plan) -> None:
+  """Sets the attributes that describe the process."""
+  process.first_round = plan.hparams.first_round
+  process.num_classes = plan.networks.num_classes
+  if plan.exchange is not None:
+    process.num_clients = plan.exchange.num_clients
+    process.outside = plan.exchange.outside
+  process.needs_slots = 'slot' in plan.element_spec
+  process.start = plan.states.start
+  process.prediction = plan.states.prediction
+  process.min_clients = plan.hparams.min_clients
+  process.num_phases = 1
+  if plan.has_last_phases:
+    process.num_phases += len(statistics_phase.when_gathered(plan))
+  process.find_non_finite = client_work.build_find_non_finite(plan)
+  process.find_rejected = client_work.build_find_rejected(plan)
+  # Clients without the last layer, or with models of their own, have no version
+  # of the server's model.
+  if not (plan.algorithm.head_stays or plan.algorithm.alone):
+    process.local_model = client_work.build_local_model(plan)

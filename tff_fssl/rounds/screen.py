@@ -1,9 +1,21 @@
-"""The check of a client's upload, before anything is summed."""
+"""The check of a client's upload, before anything is summed.
+
+A weight of NaN is a message: it marks a client that is to be rejected. Such a
+mark crosses two borders at which nothing but update and weight travels.
+
+*   A client whose data cannot be used `mark`s its own weight. If the process is
+    confidential, so does one whose training failed.
+*   `build_screen` rejects marked clients, since NaN is no allowed weight, and
+    marks all others that it rejects.
+*   `guarded.GuardedFactory`, the aggregator's own check, rejects marked clients
+    for the same reason. It stands alone where uploads are confidential, and
+    where a server cannot see that `build_screen` ran.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 import math
 from typing import Any, NamedTuple
 
@@ -11,10 +23,11 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.client import batches
 from tff_fssl.interface import base
 from tff_fssl.interface import channels
-from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.interface import groups as groups_lib
+from tff_fssl.interface import names
 from tff_fssl.lazy import tf, tff
 from tff_fssl.rounds import messages
+from tff_fssl.rounds import plan as plan_lib
 
 # A greater sum of a metric, per example, is absurd.
 _MAX_METRIC = 1e6
@@ -32,30 +45,15 @@ class Bounds(NamedTuple):
     weights: The weights that its update may have.
     num_examples: The most examples that it can train on in a round.
     num_counted: The most examples that one of its metrics can count.
-    uploads: Name -> each upload.
-    is_possible: Tells whether a client can have sent them together.
-    networks: Names of the auxiliary networks that it uploads.
-    exchange: The exchange, whose rows are checked.
-    groups: The groups, whose places are checked.
   """
 
   weights: guarded.AllowedWeights
   num_examples: float
   num_counted: float
-  uploads: Mapping[str, channels.Upload] = {}
-  is_possible: Callable[[base.Tensors], tf.Tensor] | None = None
-  networks: Sequence[str] = ()
-  exchange: exchange_lib.Exchange | None = None
-  groups: groups_lib.Groups | None = None
 
 
-def build_bounds(
-  algorithm: base.Algorithm,
-  setup: base.Setup,
-  exchange: exchange_lib.Exchange | None = None,
-  groups: groups_lib.Groups | None = None,
-) -> Bounds:
-  """Computes bounds on an upload by a client of `max_client_examples`."""
+def build_bounds(algorithm: base.Algorithm) -> Bounds:
+  """Computes bounds on what a client of `max_client_examples` sends."""
   hparams, streams = algorithm.round, algorithm.streams()
   used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
   sizes = hparams.client_batch_sizes(used[0])
@@ -78,37 +76,67 @@ def build_bounds(
     allowed = guarded.AllowedWeights(
       1.0, all_or_nothing=not algorithm.sets_weights
     )
-  networks = [n for n, net in algorithm.networks().items() if net.uploaded]
-  return Bounds(
-    weights=allowed,
-    num_examples=most,
-    num_counted=counted,
-    uploads=algorithm.uploads(setup),
-    is_possible=algorithm.is_possible,
-    networks=networks,
-    exchange=exchange,
-    groups=groups,
+  return Bounds(allowed, num_examples=most, num_counted=counted)
+
+
+def mark(weight: tf.Tensor, is_valid: tf.Tensor) -> tf.Tensor:
+  """Returns the weight, or NaN for a client that is to be rejected.
+
+  Args:
+    weight: float32 scalar.
+    is_valid: bool scalar.
+  """
+  return tf.where(is_valid, weight, float('nan'))
+
+
+def check_and_sum(
+  plan: plan_lib.Plan, result: tff.Value, report: tff.Value
+) -> tuple[tff.Value, tff.Value]:
+  """Checks clients' uploads and sums their reports, in a round.
+
+  Args:
+    plan: The plan.
+    result: The `ClientResult`s, at clients.
+    report: The reports, at clients.
+
+  Returns:
+    (the checked results@CLIENTS, OrderedDict(train, uploads, num_reports)
+    @SERVER). `uploads` are the means of uploads, for the server's step only. Of
+    a confidential process, nothing is checked here, and clients are counted.
+  """
+  if plan.is_confidential:
+    return result, _number_of_clients()
+  screen = build_screen(
+    plan, result.type_signature.member, report.type_signature.member
   )
+  result, (sums, minima, maxima) = tff.federated_map(screen, (result, report))
+  of_screen = screen.type_signature.result[1]
+  finalize = _build_finalize(of_screen[0], of_screen[1])
+  totals = (
+    tff.federated_sum(sums),
+    tff.federated_min(minima),
+    tff.federated_max(maxima),
+  )
+  return result, tff.federated_map(finalize, totals)
 
 
 def build_screen(
-  result_type: tff.Type, report_type: tff.Type, bounds: Bounds
+  plan: plan_lib.Plan, result_type: tff.Type, report_type: tff.Type
 ) -> tff.Computation:
   """Builds the check of one client's upload, before anything is summed.
 
   A client is rejected as a whole if its update is not finite, its weight is not
   allowed, or its report is impossible: counts outside [0, the most it can have
   processed], thresholds outside [0, 1], metrics that are absurd or not finite,
-  a group that does not exist. Its report is ignored, and `num_rejected_clients`
-  counts it. Its weight becomes NaN, so that `guarded.GuardedFactory` rejects
-  its update. The docstring of that class describes the protection of such a
-  check, and where it runs.
+  a group that does not exist. Its report is ignored, `num_rejected_clients`
+  counts it, and it is `mark`ed. The docstring of `guarded.GuardedFactory`
+  describes the protection of such a check, and where it runs.
 
   Args:
+    plan: The plan.
     result_type: The type of a `ClientResult`.
-    report_type: The type of the client's report, as `build_client_work` makes
-      it.
-    bounds: Bounds on an honest client's upload.
+    report_type: The type of the client's report, as `client_work.build_work`
+      makes it.
 
   Returns:
     `<result, report> -> <result, <sums, minima, maxima>>`: the values to be
@@ -119,7 +147,7 @@ def build_screen(
   def screen(
     result: tff.learning.templates.ClientResult, report: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, tuple[_ByName, ...]]:
-    checks = checks_of(result, report, bounds)
+    checks = checks_of(plan, result, report)
     accepted = tf.reduce_all([c.is_possible for c in checks.values()])
     reports = tf.logical_and(accepted, report['reports'])
     weight = tf.where(accepted, result.update_weight, 0.0)
@@ -142,14 +170,13 @@ def build_screen(
     ranged = collections.OrderedDict(
       report['ranges'], aggregation_weight=weight
     )
-    nan = tf.constant(float('nan'))
     sent, row = messages.split(result.update)
     if row is not None:
       valid = tf.logical_and(row['is_valid'], accepted)
       row = collections.OrderedDict(row, is_valid=valid)
       sent = collections.OrderedDict(update=sent, row=row)
     result = tff.learning.templates.ClientResult(
-      sent, tf.where(accepted, result.update_weight, nan)
+      sent, mark(result.update_weight, accepted)
     )
     return result, (
       sums,
@@ -176,11 +203,12 @@ class Check(NamedTuple):
 
 
 def checks_of(
+  plan: plan_lib.Plan,
   result: tff.learning.templates.ClientResult,
   report: Mapping[str, Any],
-  bounds: Bounds,
 ) -> dict[str, Check]:
   """Checks each part of a client's upload: name of the part -> check."""
+  bounds = build_bounds(plan.algorithm)
   update, row = messages.split(result.update)
   weight, most = result.update_weight, bounds.num_counted
   checks = {
@@ -203,16 +231,16 @@ def checks_of(
   if row is not None:
     found |= row['values']
     counts = tf.logical_or(counts, row['is_valid'])
-  uploads = {name: found[name] for name in bounds.uploads}
-  for name, check in checks_of_uploads(uploads, bounds).items():
+  uploads = {name: found[name] for name in plan.uploads}
+  for name, check in checks_of_uploads(plan, uploads).items():
     # Uploads that count nowhere are 0, which may be impossible.
     checks[name] = _unless(check, tf.logical_not(counts))
-  if bounds.groups is not None:
+  if plan.groups is not None:
     place = update[channels.PLACE]
-    possible = groups_lib.is_possible(bounds.groups, place)
+    possible = groups_lib.is_possible(plan.groups, place)
     checks['group'] = Check(place[0], possible, 'those that there are')
   if row is not None:
-    possible = messages.is_possible_row(bounds.exchange, row)
+    possible = messages.is_possible_row(plan.exchange, row)
     valid = row['is_valid']
     check = Check(tf.cast(valid, tf.float32), possible, 'see `is_possible_row`')
     # An invalid row is not kept, so its contents do not matter.
@@ -221,18 +249,17 @@ def checks_of(
 
 
 def checks_of_uploads(
-  uploads: Mapping[str, tf.Tensor], bounds: Bounds
+  plan: plan_lib.Plan, uploads: Mapping[str, tf.Tensor]
 ) -> dict[str, Check]:
   """Checks a client's uploads, each alone and all together."""
   if not uploads:
     return {}
   checks = {
     f'upload {name}': _within(value, upload.low, upload.high)
-    for name, upload in bounds.uploads.items()
+    for name, upload in plan.uploads.items()
     if (value := uploads[name]).dtype.is_floating
   }
-  assert bounds.is_possible is not None  # There are uploads.
-  possible = bounds.is_possible(uploads)
+  possible = plan.algorithm.is_possible(uploads)
   return checks | {
     'uploads': Check(
       tf.cast(possible, tf.float32), possible, "see the algorithm's is_possible"
@@ -256,3 +283,67 @@ def _unless(check: Check, excused: tf.Tensor) -> Check:
 def masked(values: Any, keep: tf.Tensor, otherwise: float) -> Any:
   """Replaces `values` by `otherwise` for a client that does not report."""
   return tf.nest.map_structure(lambda v: tf.where(keep, v, otherwise), values)
+
+
+def _number_of_clients() -> tff.Value:
+  """Counts clients: the only metric of a confidential aggregator."""
+  one = tff.federated_value(1, tff.CLIENTS)
+  # The server must not learn which clients failed: all count as reports.
+  report = tff.federated_value(1.0, tff.CLIENTS)
+  return tff.federated_zip(
+    collections.OrderedDict(
+      train=collections.OrderedDict(num_clients=tff.federated_sum(one)),
+      uploads=tff.federated_value(collections.OrderedDict(), tff.SERVER),
+      num_reports=tff.federated_sum(report),
+    )
+  )
+
+
+def _build_finalize(
+  sums_type: tff.Type, range_type: tff.Type
+) -> tff.Computation:
+  """Builds the computation of metrics from sums over clients."""
+
+  @tff.tensorflow.computation(sums_type, range_type, range_type)
+  def finalize(
+    sums: Mapping[str, Any],
+    minima: Mapping[str, tf.Tensor],
+    maxima: Mapping[str, tf.Tensor],
+  ) -> collections.OrderedDict[str, Any]:
+    some = sums['num_reports'] > 0.0
+    nan = tf.constant(float('nan'))
+    train = collections.OrderedDict(
+      num_clients=sums['num_clients'],
+      num_non_finite_clients=sums['num_non_finite_clients'],
+      num_rejected_clients=sums['num_rejected_clients'],
+      num_examples=sums['num_examples'],
+    )
+    # 0/0 is NaN, correct / 0 wrong inf.
+    ratios = {name: pair[0] / pair[1] for name, pair in sums['ratios'].items()}
+    ranges = collections.OrderedDict[str, tf.Tensor]()
+    for name, total in sums['ranges'].items():
+      ranges[f'{name}_min'] = tf.where(some, minima[name], nan)
+      ranges[f'{name}_mean'] = total / sums['num_reports']
+      ranges[f'{name}_max'] = tf.where(some, maxima[name], nan)
+    total = sums['weight']
+    weights = {
+      'min': minima['aggregation_weight'] / total,
+      'max': maxima['aggregation_weight'] / total,
+      # Entropy of the shares w/S, in nats: log S - (sum w log w) / S.
+      'entropy': tf.math.log(total) - sums['weight_log_weight'] / total,
+    }
+    weights = {
+      f'aggregation_weight_{suffix}': tf.where(total > 0.0, value, nan)
+      for suffix, value in weights.items()
+    }
+    joined = names.join('metrics', train, ratios, ranges, weights)
+    train = collections.OrderedDict(joined)
+    uploads = collections.OrderedDict(
+      (name, tf.math.divide_no_nan(value, sums['num_reports']))
+      for name, value in sums['uploads'].items()
+    )
+    return collections.OrderedDict(
+      train=train, uploads=uploads, num_reports=sums['num_reports']
+    )
+
+  return finalize

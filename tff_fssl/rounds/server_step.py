@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tff_fssl import seeds
 from tff_fssl.interface import base
@@ -15,40 +15,10 @@ from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite, zero_unless
-from tff_fssl.rounds import states as states_lib
+from tff_fssl.rounds import plan as plan_lib
+from tff_fssl.rounds import server_training
 
-Momentum = tuple[tf.Tensor, ...]
-Sets = Mapping[str, Weights]
-Restore = Callable[[Sequence[tf.Tensor]], tuple[tf.Tensor, ...]]
-
-
-class ServerTraining(Protocol):
-  """The server's training, inside a computation."""
-
-  def __call__(
-    self,
-    weights: Weights,
-    round_num: tf.Tensor,
-    momentum: Momentum,
-    copy: int,
-    sets: Sets,
-    /,
-  ) -> tuple[Weights, _Metrics, Momentum, Sets]:
-    """Trains.
-
-    Args:
-      weights: The model's.
-      round_num: The round.
-      momentum: That of copy 0 in the previous round, zeros in the first round.
-      copy: The number of the training, if the server trains several times.
-      sets: The weights from which auxiliary networks start.
-
-    Returns:
-      (weights, metrics, momentum, weights of auxiliary networks).
-    """
-
-
-_Metrics = collections.OrderedDict[str, tf.Tensor]
+_Metrics = server_training.Metrics
 # OrderedDict(round_num, optimizer, momentum).
 _State = collections.OrderedDict[str, Any]
 
@@ -58,20 +28,26 @@ class _Server(base.Server):
 
   def __init__(
     self,
+    plan: plan_lib.Plan,
     state: Mapping[str, Any],
-    optimizer: tff.learning.optimizers.Optimizer,
-    train: ServerTraining | None,
-    non_negative: Collection[int],
-    auxiliary: Sequence[tf.Tensor],
-    setup: base.Setup,
+    train: server_training.Train | None,
+    changes: Sequence[tf.Tensor],
   ):
-    self._optimizer, self._train = optimizer, train
-    self._non_negative, self._auxiliary = non_negative, auxiliary
+    """Starts the step.
+
+    Args:
+      plan: The plan.
+      state: The state before the step.
+      train: The training on labels, if the server has some.
+      changes: The combined changes of auxiliary networks.
+    """
+    self._optimizer, self._train = build_optimizer(plan.hparams), train
+    self._non_negative, self._changes = plan.networks.variances, changes
     self.round_num = state['round_num']
     self.seed = seeds.fold_in(
-      seeds.server_seed(setup.seed, self.round_num), seeds.UPDATE
+      seeds.server_seed(plan.setup.seed, self.round_num), seeds.UPDATE
     )
-    self.setup = setup
+    self.setup = plan.setup
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
     self._of_copies: list[_Metrics] = []
@@ -109,7 +85,7 @@ class _Server(base.Server):
       lambda n, o: tf.where(applied, n, o), new, old
     )
     # Changes of moving averages have other units, and are not in the norm.
-    norm = tf.linalg.global_norm([*update[:num_trainable], *self._auxiliary])
+    norm = tf.linalg.global_norm([*update[:num_trainable], *self._changes])
     self.metrics.update(
       update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
       update_norm=tf.where(applied, norm, 0.0),
@@ -171,181 +147,110 @@ def build_optimizer(
   )
 
 
-def build_server_step(
-  model_type: tff.Type,
-  aggregate_type: tff.Type,
-  optimizer: tff.learning.optimizers.Optimizer,
-  *,
-  first_round: int,
-  states: states_lib.States,
-  networks: Sequence[str] = (),
-  uploads: Mapping[str, channels.Upload] = {},
-  restore: Restore = tuple,
-  make_training: Callable[[], ServerTraining] | None = None,
-  keeps_momentum: bool = False,
-  non_negative: Collection[int] = (),
-) -> tff.learning.templates.FinalizerProcess:
-  """Builds the finalizer.
-
-  Its `next` is `<S@SERVER, M@SERVER, A@SERVER> -> <S, M, metrics>@SERVER`,
-  where `T@SERVER` is TFF's notation for a value of type T at the server. It
-  calls the algorithm's `update` with two tools:
-
-  *   `apply` applies the update (trainable weights before minus after training)
-      as a gradient, with `optimizer`. An update is skipped if it or its result
-      is not finite (all weights were 0, or the aggregator returned such an
-      update). Then weights and optimizer state stay. The mean change of tracked
-      non-trainable weights is added, if there are any.
-  *   `train` trains on the server's labels, if there are any.
-
-  Args:
-    model_type: The type M of a `server_model.ServerModel`.
-    aggregate_type: The type A: OrderedDict(update, uploads, num_reports), and
-      `rows` with uploads in ROWS.
-      `update` is the aggregator's result by channel. That of the model has one
-      float tensor per trainable weight, and one per tracked non-trainable float
-      weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
-    optimizer: The server optimizer.
-    first_round: The number of the first round.
-    states: Makes the model after a round.
-    networks: The names of the auxiliary networks that clients upload.
-    uploads: Name -> each upload of the algorithm.
-    restore: The part of the model's update that was sent -> the update.
-    make_training: Makes the server's training and its variables, if it trains.
-    keeps_momentum: Whether training's momentum is part of the state, or none.
-    non_negative: Indices of non-trainable weights that no update may make
-      negative: variances.
-
-  Returns:
-    The process. Its state is OrderedDict(round_num, optimizer, momentum).
-  """
-  initialize = _build_initialize(
-    model_type, optimizer, first_round, keeps_momentum
-  )
-  state_type = initialize.type_signature.result
-  step = _build_step(
-    (state_type, model_type, aggregate_type),
-    optimizer,
-    states,
-    networks,
-    uploads,
-    restore,
-    make_training,
-    non_negative,
-  )
-
-  @tff.federated_computation
-  def init_fn() -> tff.Value:
-    return tff.federated_eval(initialize, tff.SERVER)
-
-  @tff.federated_computation(
-    tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(model_type, tff.SERVER),
-    tff.FederatedType(aggregate_type, tff.SERVER),
-  )
-  def next_fn(
-    state: tff.Value, model: tff.Value, aggregate: tff.Value
-  ) -> tff.templates.MeasuredProcessOutput:
-    return tff.templates.MeasuredProcessOutput(
-      *tff.federated_map(step, (state, model, aggregate))
-    )
-
-  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
-
-
-def _build_initialize(
-  model_type: tff.Type,
-  optimizer: tff.learning.optimizers.Optimizer,
-  first_round: int,
-  keeps_momentum: bool,
+def build_initialize(
+  plan: plan_lib.Plan, model_type: tff.Type
 ) -> tff.Computation:
-  """Builds `( -> OrderedDict(round_num, optimizer, momentum))`."""
+  """Builds `( -> S)`, the server's state before the first round.
+
+  S is OrderedDict(round_num, optimizer, momentum). The latter is that of the
+  server's training, or () if it is not kept.
+  """
+  optimizer = build_optimizer(plan.hparams)
   specs = tff.types.type_to_tf_tensor_specs(model_type)
 
   @tff.tensorflow.computation
   def initialize() -> _State:
     return collections.OrderedDict(
-      round_num=tf.constant(first_round, tf.int32),
+      round_num=tf.constant(plan.hparams.first_round, tf.int32),
       optimizer=optimizer.initialize(tuple(specs.trainable)),
       momentum=tuple(tf.zeros(s.shape, s.dtype) for s in specs.trainable)
-      if keeps_momentum
+      if plan.server_keeps_momentum
       else (),
     )
 
   return initialize
 
 
-def _build_step(
-  types: tuple[tff.Type, tff.Type, tff.Type],
-  optimizer: tff.learning.optimizers.Optimizer,
-  states: states_lib.States,
-  networks: Sequence[str],
-  uploads: Mapping[str, channels.Upload],
-  restore: Restore,
-  make_training: Callable[[], ServerTraining] | None,
-  non_negative: Collection[int],
+def build_step(
+  plan: plan_lib.Plan,
+  state_type: tff.Type,
+  model_type: tff.Type,
+  sent_type: tff.Type,
 ) -> tff.Computation:
-  """Builds `<S, M, A> -> <S, M, metrics>` of `types` (S, M, A)."""
+  """Builds `<S, M, A> -> <S, M, metrics>`, the server's part of a round.
 
-  @tff.tensorflow.computation(*types)
+  It calls the algorithm's `update` with two tools:
+
+  *   `apply` applies the update (trainable weights before minus after training)
+      as a gradient, with the server optimizer. An update is skipped if it or
+      its result is not finite (all weights were 0, or the aggregator returned
+      such an update). Then weights and optimizer state stay. The mean change of
+      tracked non-trainable weights is added, if there are any.
+  *   `train` trains on the server's labels, if there are any.
+
+  Args:
+    plan: The plan.
+    state_type: The type S of `build_initialize`'s result.
+    model_type: The type M of a `server_model.ServerModel`.
+    sent_type: The type A of what clients have sent: OrderedDict(update,
+      uploads, num_reports), and `rows` if there are some. `update` is the
+      aggregator's result by channel. That of the model has one float tensor per
+      trainable weight, and one per tracked non-trainable float weight. With
+      groups, it is the result of `grouped.GroupedMeanFactory`.
+
+  Returns:
+    The computation.
+  """
+
+  @tff.tensorflow.computation(state_type, model_type, sent_type)
   def step(
     state: Mapping[str, Any],
     model: server_model.ServerModel,
-    aggregate: Mapping[str, Any],
+    sent: Mapping[str, Any],
   ) -> Any:
-    train = None if make_training is None else make_training()
+    train = None
+    if plan.data.server_data_fn is not None:
+      train = server_training.make_training(plan)
 
     @tf.function(autograph=False)
     def run(
       state: Mapping[str, Any],
       model: server_model.ServerModel,
-      aggregate: Mapping[str, Any],
+      sent: Mapping[str, Any],
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
-      aggregated = _aggregated(aggregate, networks, uploads, restore)
-      changes = {name: aggregated.values.get(name, ()) for name in networks}
-      server = _Server(
-        state,
-        optimizer,
-        train,
-        non_negative,
-        tf.nest.flatten(changes),
-        states.setup,
-      )
-      model = states.update(
-        server_model.ServerModel(*model), aggregated, server
+      aggregate = _aggregate(plan, sent)
+      changes = {n: aggregate.values.get(n, ()) for n in plan.sent_networks}
+      server = _Server(plan, state, train, tf.nest.flatten(changes))
+      model = plan.states.update(
+        server_model.ServerModel(*model), aggregate, server
       )
       return server.next_state(), model, server.metrics
 
-    return run(state, model, aggregate)
+    return run(state, model, sent)
 
   return step
 
 
-def _aggregated(
-  aggregate: Mapping[str, Any],
-  networks: Sequence[str],
-  uploads: Mapping[str, channels.Upload],
-  restore: Restore,
-) -> base.Aggregate:
+def _aggregate(plan: plan_lib.Plan, sent: Mapping[str, Any]) -> base.Aggregate:
   """Makes the aggregate that an algorithm sees."""
-  combined, num_reports = aggregate['update'], aggregate['num_reports']
-  means = aggregate['uploads']
+  combined, num_reports = sent['update'], sent['num_reports']
+  means = sent['uploads']
   if channels.PLACE in combined:
     by_group = _read_groups(combined)
     return base.Aggregate((), names.Named(means), num_reports, lambda: by_group)
-  update = restore(tuple(combined[channels.MODEL]))
-  changes = {name: tuple(combined[name]) for name in networks}
-  sums = {n: combined[n] for n in channels.sent_as(uploads, channels.SUM)}
+  update = plan.restore(tuple(combined[channels.MODEL]))
+  changes = {name: tuple(combined[name]) for name in plan.sent_networks}
+  sums = {n: combined[n] for n in channels.sent_as(plan.uploads, channels.SUM)}
   rows = {
     name: tf.boolean_mask(
-      aggregate['rows']['values'][name], aggregate['rows']['is_valid']
+      sent['rows']['values'][name], sent['rows']['is_valid']
     )
-    for name in channels.sent_as(uploads, channels.ROWS)
+    for name in channels.sent_as(plan.uploads, channels.ROWS)
   }
-  sent = names.join('values that clients send', changes, means, sums, rows)
+  values = names.join('values that clients send', changes, means, sums, rows)
   return base.Aggregate(
     update,
-    names.Named(sent),
+    names.Named(values),
     num_reports,
     lambda: _one_group(update, num_reports),
   )

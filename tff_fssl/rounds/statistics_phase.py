@@ -7,13 +7,11 @@ each client, `W@SERVER` one value of type W at the server.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
-import dataclasses
+from collections.abc import Callable, Sequence
 import functools
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tff_fssl.aggregators import collecting
-from tff_fssl.data import augment
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -21,307 +19,323 @@ from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import communication
-from tff_fssl.rounds import composer
-from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import messages
+from tff_fssl.rounds import plan as plan_lib
+
+ServerModel = server_model.ServerModel
 
 
-@dataclasses.dataclass(frozen=True)
-class Gathering:
-  """The settings by which statistics are gathered.
+class Renewed(NamedTuple):
+  """The result of the phases for static batch norm.
 
   Attributes:
-    make_network: Called where variables may be made.
-    views: The preprocessing. `plain` is used.
-    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
-    batch_size: Examples in a batch of the clients' pass.
-    max_client_examples: The most examples that a client can have.
-    num_classes: See `client_data.read_client`.
-    server_data_fn: The server's labelled data, if it has any.
-    server_batch_size: Examples in a batch of the server's pass.
-    predicting: The model -> the weights that predict, with which the model's
-      own statistics are gathered.
-    delivery: The weights that travel.
+    model: The model with new statistics, at the server.
+    metrics: OrderedDict(num_rejected_clients), int32, at the server. None
+      without phases.
+    bytes_up: The bytes that a client sends.
   """
 
-  make_network: Callable[[], adapter.Network]
-  views: augment.Views
-  kind: str
-  batch_size: int
-  max_client_examples: int
-  num_classes: int
-  server_data_fn: Callable[[], tf.data.Dataset] | None
-  server_batch_size: int
-  predicting: Callable[[server_model.ServerModel], Weights]
-  delivery: delivery_lib.Delivery = delivery_lib.Delivery()
+  model: tff.Value
+  metrics: tff.Value | None
+  bytes_up: int
 
-  def weights_of(self, model: Any, set_name: str) -> Weights:
-    """Returns the weights of a set, or, for '', those that predict."""
-    model = server_model.ServerModel(*model)
-    weights = model.sets[set_name] if set_name else self.predicting(model)
+
+def renew(
+  plan: plan_lib.Plan,
+  before: tff.Value,
+  message: tff.Value,
+  model: tff.Value,
+  data: tff.Value,
+) -> Renewed:
+  """Gathers statistics of the model and its sets, in a round.
+
+  All examples of the cohort, labelled or not, and the server's labelled ones
+  count equally. With `statistics.MEDIAN`, all clients and the server count
+  equally. Without any examples, the old statistics stay. Impossible sums are
+  dropped, and their senders counted: see `is_possible`.
+
+  Args:
+    plan: The plan.
+    before: The model before the round, at the server.
+    message: The message for training, at the clients. With
+      `--statistics_phase=training`, statistics are those of the weights in it,
+      and need no broadcast of the new ones.
+    model: The model after the server's step, at the server.
+    data: The clients' data.
+
+  Returns:
+    The result.
+  """
+  of_phases, bytes_up = [], 0
+  for set_name, is_needed in when_gathered(plan).items():
+    phase = _Phase(plan, set_name, is_needed)
+    # The message for training was made from the model before the round.
+    measured, sent = before, message
+    if plan.has_last_phases:
+      pick = phase.build_pick(model.type_signature.member)
+      measured = model
+      sent = tff.federated_broadcast(tff.federated_map(pick, model))
+    gather = phase.build_at_client(sent.type_signature.member)
+    sums = tff.federated_map(gather, (sent, data))
+    sums_type = sums.type_signature.member
+    sums, rejected = tff.federated_map(_build_screen(plan, sums_type), sums)
+    if plan.hparams.batch_norm_statistics == statistics.MEDIAN:
+      # A median cannot be computed from a sum: the server needs all rows.
+      to_rows = tff.tensorflow.computation(statistics.encode_row, sums_type)
+      combined = collecting.collect_rows(tff.federated_map(to_rows, sums))
+    else:
+      combined = tff.federated_sum(sums)
+    put = phase.build_at_server(
+      model.type_signature.member, combined.type_signature.member
+    )
+    model = tff.federated_map(put, (model, measured, combined))
+    of_phase = collections.OrderedDict(
+      num_rejected_clients=tff.federated_sum(rejected)
+    )
+    of_phases.append(tff.federated_zip(of_phase))
+    bytes_up += communication.num_bytes(sums_type)
+  if not of_phases:
+    return Renewed(model, None, bytes_up)
+  metrics = of_phases[0]
+  if len(of_phases) > 1:
+    # A client may lie in some of them only.
+    metrics = tff.federated_map(_largest, tff.federated_zip(of_phases))
+  return Renewed(model, metrics, bytes_up)
+
+
+# ServerModel -> bool scalar. None: true.
+_IsNeeded: TypeAlias = 'Callable[[ServerModel], tf.Tensor] | None'
+
+
+@tff.tensorflow.computation
+def _largest(measurements: Sequence[Any]) -> Any:
+  """Returns the largest of each of the phases' measurements."""
+  return tf.nest.map_structure(
+    lambda *values: tf.reduce_max(tf.stack(values)), *measurements
+  )
+
+
+def when_gathered(plan: plan_lib.Plan) -> dict[str, _IsNeeded]:
+  """Lists the weights whose statistics are gathered.
+
+  Returns:
+    Name of a set, '' for the model -> whether statistics are gathered after a
+    round that ends with a model. None: always.
+  """
+  if not plan.gathers_statistics:
+    return {}
+  states = plan.states
+  return {
+    **dict.fromkeys(('', *states.statistics_of)),
+    **{
+      name: functools.partial(states.is_sent, name)
+      for name in states.statistics_if_sent
+    },
+  }
+
+
+class _Phase(NamedTuple):
+  """The phase that gathers statistics of the model or of one of its sets.
+
+  Attributes:
+    plan: The plan.
+    set_name: The set. '': the weights that predict.
+    is_needed: If false, the weights are not sent, clients return sums over no
+      example, and the old statistics stay.
+  """
+
+  plan: plan_lib.Plan
+  set_name: str
+  is_needed: _IsNeeded
+
+  def weights_of(self, model: Any) -> Weights:
+    """Returns the weights whose statistics are gathered."""
+    model = ServerModel(*model)
+    weights = (
+      model.sets[self.set_name]
+      if self.set_name
+      else self.plan.states.prediction.weights(model)
+    )
     return Weights(
       tuple(weights.trainable),
       tuple(weights.non_trainable),
       weights.statistics_count,
     )
 
-  def read_sent(
-    self, message: messages.Message, set_name: str
-  ) -> Weights | tf.data.Dataset:
-    """Reads the same weights from the message for training.
+  def build_pick(self, model_type: tff.Type) -> tff.Computation:
+    """Builds `M -> broadcast`: weights, or a sequence of one or none."""
 
-    Args:
-      message: The message.
-      set_name: The set. '': the weights that predict.
+    @tff.tensorflow.computation(model_type)
+    def pick(model: ServerModel) -> Any:
+      weights = self.plan.select_weights(self.weights_of(model))
+      if self.is_needed is None:
+        return weights
+      is_needed = self.is_needed(ServerModel(*model))
+      return client_data.one_if(is_needed, weights)
+
+    return pick
+
+  def build_at_client(self, sent_type: tff.Type) -> tff.Computation:
+    """Builds `<broadcast or message, D*> -> sums` of one client."""
+
+    @tff.tensorflow.computation(sent_type, self.plan.data_type)
+    def gather_at_client(
+      sent: Any, dataset: tf.data.Dataset
+    ) -> statistics.Sums:
+      weights = sent if self.plan.has_last_phases else self._read(sent)
+      return _gather_at_client(self.plan, weights, dataset)
+
+    return gather_at_client
+
+  def _read(self, message: messages.Message) -> Weights | tf.data.Dataset:
+    """Reads what `build_pick` selects from the message for training.
 
     Returns:
       The weights. Those of a set are a sequence of one element, or of none.
     """
     message = messages.Message(*message)
-    if set_name:
-      return message.sets[set_name].map(self.delivery.select_weights)
+    if self.set_name:
+      return message.sets[self.set_name].map(self.plan.select_weights)
     sets = {n: client_data.read_one(s) for n, s in message.sets.items()}
-    model = server_model.ServerModel(*message.weights, sets, message.control)
-    return self.weights_of(model, '')
+    model = ServerModel(*message.weights, sets, message.control)
+    return self.weights_of(model)
 
-  def gather_at_client(
-    self, weights: Weights, dataset: tf.data.Dataset
-  ) -> statistics.Sums:
-    """Computes a client's sums over all its examples.
+  def build_at_server(
+    self, model_type: tff.Type, combined_type: tff.Type
+  ) -> tff.Computation:
+    """Builds `<M, the measured model, clients' sums> -> M`."""
 
-    Args:
-      weights: The weights, or a sequence of one such element, or of none. For
-        an empty sequence, the sums are over no example.
-      dataset: The client's data.
-
-    Returns:
-      The sums.
-    """
-    network = self.make_network()
-
-    @tf.function(autograph=False)
-    def run(weights: Weights, dataset: tf.data.Dataset) -> statistics.Sums:
-      data, _ = client_data.read_client(
-        dataset, self.num_classes, self.views.accepts
-      )
-      if isinstance(weights, tf.data.Dataset):
-        # Without weights, the client's examples are cut to none: the graph is
-        # the same for both cases.
-        num_sent = weights.reduce(0, lambda num, _: num + 1)
-        weights = client_data.read_one(weights)
-        for part in ('labeled', 'unlabeled'):
-          data[part] = tf.nest.map_structure(
-            lambda t: t[: num_sent * tf.shape(t)[0]], data[part]
-          )
-      return client_sums(
-        network,
-        self.delivery.received(weights),
-        data,
-        views=self.views,
-        kind=self.kind,
-        batch_size=self.batch_size,
-      )
-
-    sums: statistics.Sums = run(weights, dataset)
-    return sums
-
-  def gather_at_server(
-    self,
-    weights: Weights,
-    combined: statistics.Sums | tf.Tensor,
-    is_needed: tf.Tensor | None = None,
-  ) -> Weights:
-    """Adds the server's sums to the clients', and sets the statistics.
-
-    Args:
-      weights: The weights.
-      combined: The sums over clients. With `statistics.MEDIAN`, all clients'
-        rows, float32 [rows, columns] (`statistics.encode_row`).
-      is_needed: If false, the old statistics stay, whatever clients sent. None:
-        true.
-
-    Returns:
-      The weights with the new statistics.
-    """
-    network = self.make_network()
-
-    @tf.function(autograph=False)
-    def run(
-      weights: Weights,
+    @tff.tensorflow.computation(model_type, model_type, combined_type)
+    def gather_at_server(
+      model: ServerModel,
+      measured: ServerModel,
       combined: statistics.Sums | tf.Tensor,
-      is_needed: tf.Tensor | None,
-    ) -> Weights:
-      own = statistics.zero_sums(network)
-      if self.server_data_fn is not None:
-        images = client_data.read_one(self.server_data_fn())['x']
-        # An unneeded pass over the server's data is avoided.
-        if is_needed is not None:
-          images = images[: tf.where(is_needed, tf.shape(images)[0], 0)]
-        own = statistics.gather(
-          network,
-          weights,
-          images,
-          self.views,
-          kind=self.kind,
-          batch_size=self.server_batch_size,
-        )
-      if self.kind == statistics.MEDIAN:
-        rows = tf.concat([combined, statistics.encode_row(own)], axis=0)
-        sums = statistics.combine_rows(network, rows)
-      else:
-        sums = tf.nest.map_structure(tf.add, combined, own)
-      result = statistics.put(network, weights, sums, kind=self.kind)
-      if is_needed is not None:
-        result = select(is_needed, result, lambda: weights)
-      return result
+    ) -> ServerModel:
+      model, measured = ServerModel(*model), ServerModel(*measured)
+      needed = None if self.is_needed is None else self.is_needed(measured)
+      weights = self.weights_of(measured)
+      new = _gather_at_server(self.plan, weights, combined, needed)
+      old = model.sets[self.set_name] if self.set_name else model.weights
+      # Measured weights may be older: only their statistics are taken.
+      weights = new._replace(trainable=tuple(old.trainable))
+      if self.set_name:
+        return model.replace_sets(**{self.set_name: weights})
+      return model.replace_weights(weights)
 
-    with_statistics: Weights = run(weights, combined, is_needed)
-    return with_statistics
+    return gather_at_server
 
 
-# ServerModel -> bool scalar.
-_IsNeeded: TypeAlias = 'Callable[[server_model.ServerModel], tf.Tensor] | None'
-
-
-def build_statistics_phase(
-  model_type: tff.Type,
-  element_spec: Any,
-  gathering: Gathering,
-  set_name: str = '',
-  is_needed: _IsNeeded = None,
-  message_type: tff.Type | None = None,
-) -> tuple[composer.LastPhase, int]:
-  """Builds the phase that gathers statistics of a model M or one of its sets.
-
-  The result is M with new statistics. All examples of the cohort, labelled or
-  not, and the server's labelled ones count equally. With `statistics.MEDIAN`,
-  all clients and the server count equally. Without any examples, the old
-  statistics stay. Impossible sums are dropped, and their senders counted as
-  `num_rejected_clients`: see `is_possible`.
+def _gather_at_client(
+  plan: plan_lib.Plan,
+  weights: Weights | tf.data.Dataset,
+  dataset: tf.data.Dataset,
+) -> statistics.Sums:
+  """Computes a client's sums over all its examples.
 
   Args:
-    model_type: The type M of a `ServerModel`.
-    element_spec: The spec of the one element of a client's data set.
-    gathering: The settings.
-    set_name: The set whose statistics are gathered. '': the model's.
-    is_needed: M -> bool scalar. If false, the weights are not sent, clients
-      return sums over no example, and the old statistics stay. None: true.
-    message_type: The type of the message for training. If given, statistics are
-      those of the weights in it, and need no broadcast. If None, statistics are
-      those of M, which is broadcast for them.
+    plan: The plan.
+    weights: The weights, or a sequence of one such element, or of none. For an
+      empty sequence, the sums are over no example.
+    dataset: The client's data.
 
   Returns:
-    (before, message, M, data) -> OrderedDict(result, measurements), for use in
-    a federated computation, and the bytes that a client sends.
+    The sums.
   """
-  weights_of = functools.partial(gathering.weights_of, set_name=set_name)
-  pick = _build_pick(model_type, weights_of, is_needed, gathering.delivery)
-  in_training = message_type is not None
-  sent_type = message_type if in_training else pick.type_signature.result
-  data_type = client_data.data_type(element_spec)
+  network, views = plan.networks.make(), plan.data.views
 
-  @tff.tensorflow.computation(sent_type, data_type)
-  def gather_at_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:
-    weights = gathering.read_sent(sent, set_name) if in_training else sent
-    return gathering.gather_at_client(weights, dataset)
-
-  sums_type = gather_at_client.type_signature.result
-
-  screen = _build_screen(sums_type, gathering)
-  to_rows = tff.tensorflow.computation(statistics.encode_row, sums_type)
-  by_median = gathering.kind == statistics.MEDIAN
-  combined_type = to_rows.type_signature.result if by_median else sums_type
-
-  at_server = _build_at_server(
-    model_type, combined_type, gathering, set_name, is_needed
-  )
-
-  def phase(
-    before: tff.Value, message: tff.Value, model: tff.Value, dataset: tff.Value
-  ) -> collections.OrderedDict[str, tff.Value]:
-    # The message for training was made from the model before the round.
-    measured, sent = before, message
-    if not in_training:
-      measured = model
-      sent = tff.federated_broadcast(tff.federated_map(pick, model))
-    sums = tff.federated_map(gather_at_client, (sent, dataset))
-    sums, rejected = tff.federated_map(screen, sums)
-    if by_median:
-      # A median cannot be computed from a sum: the server needs all rows.
-      combined = collecting.collect_rows(tff.federated_map(to_rows, sums))
-    else:
-      combined = tff.federated_sum(sums)
-    return collections.OrderedDict(
-      result=tff.federated_map(at_server, (model, measured, combined)),
-      measurements=tff.federated_zip(
-        collections.OrderedDict(
-          num_rejected_clients=tff.federated_sum(rejected)
+  @tf.function(autograph=False)
+  def run(
+    weights: Weights | tf.data.Dataset, dataset: tf.data.Dataset
+  ) -> statistics.Sums:
+    data, _ = client_data.read_client(
+      dataset, plan.networks.num_classes, views.accepts
+    )
+    if isinstance(weights, tf.data.Dataset):
+      # Without weights, the client's examples are cut to none: the graph is the
+      # same for both cases.
+      num_sent = weights.reduce(0, lambda num, _: num + 1)
+      weights = client_data.read_one(weights)
+      for part in ('labeled', 'unlabeled'):
+        data[part] = tf.nest.map_structure(
+          lambda t: t[: num_sent * tf.shape(t)[0]], data[part]
         )
-      ),
+    return client_sums(
+      network,
+      plan.restore_weights(weights),
+      data,
+      views=views,
+      kind=plan.hparams.batch_norm_statistics,
+      batch_size=plan.hparams.statistics_batch_size,
     )
 
-  return phase, communication.num_bytes(sums_type)
+  sums: statistics.Sums = run(weights, dataset)
+  return sums
 
 
-def _build_at_server(
-  model_type: tff.Type,
-  combined_type: tff.Type,
-  gathering: Gathering,
-  set_name: str,
-  is_needed: _IsNeeded,
-) -> tff.Computation:
-  """Builds `<M, the measured model, clients' sums> -> M`."""
+def _gather_at_server(
+  plan: plan_lib.Plan,
+  weights: Weights,
+  combined: statistics.Sums | tf.Tensor,
+  is_needed: tf.Tensor | None,
+) -> Weights:
+  """Adds the server's sums to the clients', and sets the statistics.
 
-  @tff.tensorflow.computation(model_type, model_type, combined_type)
-  def gather_at_server(
-    model: server_model.ServerModel,
-    measured: server_model.ServerModel,
+  Args:
+    plan: The plan.
+    weights: The weights.
+    combined: The sums over clients. With `statistics.MEDIAN`, all clients'
+      rows, float32 [rows, columns] (`statistics.encode_row`).
+    is_needed: If false, the old statistics stay, whatever clients sent. None:
+      true.
+
+  Returns:
+    The weights with the new statistics.
+  """
+  network, kind = plan.networks.make(), plan.hparams.batch_norm_statistics
+
+  @tf.function(autograph=False)
+  def run(
+    weights: Weights,
     combined: statistics.Sums | tf.Tensor,
-  ) -> server_model.ServerModel:
-    model = server_model.ServerModel(*model)
-    measured = server_model.ServerModel(*measured)
-    needed = None if is_needed is None else is_needed(measured)
-    weights = gathering.weights_of(measured, set_name)
-    new = gathering.gather_at_server(weights, combined, needed)
-    old = model.sets[set_name] if set_name else model.weights
-    # Measured weights may be older: only their statistics are taken.
-    weights = new._replace(trainable=tuple(old.trainable))
-    if set_name:
-      return model.replace_sets(**{set_name: weights})
-    return model.replace_weights(weights)
+    is_needed: tf.Tensor | None,
+  ) -> Weights:
+    own = statistics.zero_sums(network)
+    if plan.data.server_data_fn is not None:
+      images = client_data.read_one(plan.data.server_data_fn())['x']
+      # An unneeded pass over the server's data is avoided.
+      if is_needed is not None:
+        images = images[: tf.where(is_needed, tf.shape(images)[0], 0)]
+      own = statistics.gather(
+        network,
+        weights,
+        images,
+        plan.data.views,
+        kind=kind,
+        batch_size=plan.server_statistics_batch_size,
+      )
+    if kind == statistics.MEDIAN:
+      rows = tf.concat([combined, statistics.encode_row(own)], axis=0)
+      sums = statistics.combine_rows(network, rows)
+    else:
+      sums = tf.nest.map_structure(tf.add, combined, own)
+    result = statistics.put(network, weights, sums, kind=kind)
+    if is_needed is not None:
+      result = select(is_needed, result, lambda: weights)
+    return result
 
-  return gather_at_server
-
-
-def _build_pick(
-  model_type: tff.Type,
-  weights_of: Callable[[server_model.ServerModel], Weights],
-  is_needed: _IsNeeded,
-  delivery: delivery_lib.Delivery,
-) -> tff.Computation:
-  """Builds `M -> broadcast`: weights, or a sequence of one or none."""
-
-  @tff.tensorflow.computation(model_type)
-  def pick(model: server_model.ServerModel) -> Any:
-    weights = delivery.select_weights(weights_of(model))
-    if is_needed is None:
-      return weights
-    return client_data.one_if(
-      is_needed(server_model.ServerModel(*model)), weights
-    )
-
-  return pick
+  with_statistics: Weights = run(weights, combined, is_needed)
+  return with_statistics
 
 
-def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
+def _build_screen(plan: plan_lib.Plan, sums_type: tff.Type) -> tff.Computation:
   """Builds `sums -> <sums, 1 if they were rejected and set to 0>`."""
 
   @tff.tensorflow.computation(sums_type)
   def screen(sums: statistics.Sums) -> tuple[statistics.Sums, tf.Tensor]:
     possible = is_possible(
       sums,
-      kind=gathering.kind,
-      max_examples=gathering.max_client_examples,
+      kind=plan.hparams.batch_norm_statistics,
+      max_examples=plan.hparams.most_client_examples,
     )
     sums = tf.nest.map_structure(
       lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
@@ -329,6 +343,39 @@ def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
     return sums, tf.cast(tf.logical_not(possible), tf.int32)
 
   return screen
+
+
+class OwnStatistics(Protocol):
+  """The statistics of static batch norm of one client."""
+
+  def __call__(self, model: ServerModel, images: tf.Tensor, /) -> ServerModel:
+    """Returns a client's model with the statistics of its images."""
+
+
+def make_own(plan: plan_lib.Plan) -> OwnStatistics:
+  """Makes the function that gathers a client's own statistics.
+
+  Call it where variables may be made. Without static batch norm, the function
+  changes nothing.
+  """
+  if not plan.gathers_statistics:
+    return lambda model, images: model
+  network, predicting = plan.networks.make(), plan.states.prediction.weights
+
+  def gather(model: ServerModel, images: tf.Tensor) -> ServerModel:
+    renewed = statistics.renewed(
+      network,
+      predicting(model),
+      images,
+      plan.data.views,
+      kind=plan.hparams.batch_norm_statistics,
+      batch_size=plan.hparams.statistics_batch_size,
+    )
+    # The weights that predict may differ from the model's (an average): only
+    # their statistics are taken.
+    return model.replace_weights(renewed._replace(trainable=model.trainable))
+
+  return gather
 
 
 def client_sums(

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_steps
 import tiny_task
 
 from tff_fssl.algorithms import fedcon
@@ -65,11 +66,14 @@ def test_the_projector_normalizes_with_pytorchs_epsilon():
 class TestClientStep:
   def _step(self):
     local, target = _network(1), _network(2)
+    descents = tiny_steps.Descents()
     networks = base.Networks(
-      local, {'target': target, 'projector': _projector(local)}
+      local, {'target': target, 'projector': _projector(local)}, descents
     )
     batch = _batch(base.UNLABELED)
-    return networks, batch, fedcon.FedCon().step(networks, batch)
+    result = fedcon.FedCon().step(networks, batch)
+    assert set(descents) == {'projector'}
+    return networks, batch, result
 
   def test_gradients(self):
     networks, batch, result = self._step()
@@ -101,7 +105,7 @@ class TestClientStep:
     assert float(value) / 7 == pytest.approx(loss(), abs=1e-5)
     _check_gradients(local.trainable_variables, result.gradients, loss)
     _check_gradients(
-      projector.trainable_variables, result.auxiliary['projector'], loss
+      projector.trainable_variables, networks.descend['projector'], loss
     )
 
   def test_what_is_alive_and_what_is_frozen(self):
@@ -111,9 +115,8 @@ class TestClientStep:
     for i, gradient in enumerate(result.gradients):
       assert np.any(gradient.numpy()) == (i not in local.head)
     # A bias before batch norm has none.
-    alive = [np.abs(g).max() > 1e-5 for g in result.auxiliary['projector']]
+    alive = [np.abs(g).max() > 1e-5 for g in networks.descend['projector']]
     assert alive == [True, False, True, True, True, True]
-    assert set(result.auxiliary) == {'projector'}
 
   @pytest.mark.parametrize('decay', [0.9, 1.0])
   def test_the_target_follows_after_each_batch(self, decay):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_steps
 
 from tff_fssl.algorithms.fedmatch import FedMatch
 from tff_fssl.algorithms.fedmatch import helper_predictions
@@ -34,7 +35,9 @@ def _gradient_fn(sigma, psi, l1, l2):
     consistency_weight=0.0,
     confidence_threshold=0.0,
   )
-  networks = base.Networks(_network(sigma), {'psi': _network(psi)})
+  networks = base.Networks(
+    _network(sigma), {'psi': _network(psi)}, tiny_steps.Descents()
+  )
   examples = base.BatchExamples(
     {name: tf.constant([[1.0, -2.0]]) for name in algorithm.unlabeled_views},
     tf.constant([-1]),
@@ -52,7 +55,7 @@ def _gradient_fn(sigma, psi, l1, l2):
   def gradient():
     result = algorithm.unlabeled_step(networks, batch)
     assert result.gradients is None  # Sigma does not move.
-    (gradient,) = result.auxiliary['psi']
+    (gradient,) = networks.descend['psi']
     return gradient
 
   return networks['psi'].trainable_variables[0], gradient

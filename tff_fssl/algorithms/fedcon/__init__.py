@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -107,11 +106,7 @@ class FedCon(base.Algorithm):
   scenarios = (base.LABELS_AT_SERVER,)
   unlabeled_views = two_views.VIEWS
   head_stays = True
-  capabilities = base.Capabilities(
-    client_state_if='keeps_state',
-    signals='keeps_state',
-    without_signals='client_state=none',
-  )
+  capabilities = base.Capabilities(without_signals='client_state=none')
   round_defaults = {
     'client_batch_size': 50,
     'client_epochs': 1,
@@ -198,22 +193,24 @@ class FedCon(base.Algorithm):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Gives clients a target and a projector, an MLP (step 2)."""
-    # Otherwise the target starts from the model, the projector from its seed.
-    starts: dict[str, Any] = {}
-    if self.keeps_state:
-      # Both resume from the client's last round.
-      starts = {
-        TARGET: own_models.read_own,
-        PROJECTOR: functools.partial(own_models.read_own, is_last=True),
-      }
     return {
-      TARGET: base.AuxiliaryNetwork(start=starts.get(TARGET)),
+      TARGET: base.AuxiliaryNetwork(),
       PROJECTOR: base.AuxiliaryNetwork(
-        trained=True,
-        build=two_views.build_projector(self.hidden_size),
-        start=starts.get(PROJECTOR),
+        trained=True, build=two_views.build_projector(self.hidden_size)
       ),
     }
+
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
+    """Resumes target and projector from the client's last round, if kept."""
+    # Otherwise the target starts from the model, the projector from its seed.
+    if name == base.MODEL or not self.keeps_state:
+      return super().start(name, weights, received)
+    own: Weights = own_models.read_own(
+      weights, received, is_last=name == PROJECTOR
+    )
+    return own
 
   def unlabeled_step(
     self, networks: base.Networks, batch: base.Batch
@@ -285,7 +282,7 @@ class _ServerTrainer(base.Algorithm):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Starts the target from the server's memory."""
-    return {TARGET: base.AuxiliaryNetwork(TARGET)}
+    return {TARGET: base.AuxiliaryNetwork()}
 
   def labeled_step(
     self, networks: base.Networks, batch: base.Batch

@@ -51,7 +51,7 @@ def build_projector(
 def similarity_step(
   networks: base.Networks, batch: base.Batch
 ) -> base.StepResult:
-  """Differentiates the similarity of two views, for backbone and projector.
+  """Differentiates the similarity of two views, and moves the projector.
 
   The loss is D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2, where h is the
   projector, f' the target network, without gradient, and D the mean of
@@ -62,7 +62,8 @@ def similarity_step(
     batch: The batch.
 
   Returns:
-    The gradients, and the metrics `loss_similarity` and `feature_deviation`.
+    The backbone's gradients, and the metrics `loss_similarity` and
+    `feature_deviation`.
   """
   examples, model = batch.unlabeled, networks.model
   images = [examples.views[name] for name in VIEWS]
@@ -79,6 +80,7 @@ def similarity_step(
   own_gradients, projector_gradients = adapter.gradients(
     tape, loss, model, networks[PROJECTOR]
   )
+  networks.descend(PROJECTOR, projector_gradients)
   # Without negative examples the features may collapse to a point.
   spread = losses.feature_deviation(features[0])
   return base.StepResult(
@@ -87,7 +89,6 @@ def similarity_step(
       'loss_similarity': Mean.weighted(loss, examples.size),
       'feature_deviation': Mean.weighted(spread, examples.size),
     },
-    auxiliary={PROJECTOR: projector_gradients},
   )
 
 

@@ -158,18 +158,13 @@ class FedMatch(base.Algorithm):
   labeled_views = {'plain': 'plain'}
   unlabeled_views = {'plain': 'plain', 'strong': 'strong'}
   # Steps 2a and 2b are separate updates.
-  alternates = True
   normalization = 'scale'
   capabilities = base.Capabilities(
-    client_state_if='remembers',
     extra_uploads=(
       'its upload apart from those of others',
       'predictions for an image of noise',
       'its learning rate',
     ),
-    per_client_broadcast=True,
-    weight_sets_down=2,
-    signals='remembers',
     without_signals='remembered_clients=0',
   )
   round_defaults = {
@@ -455,16 +450,15 @@ class FedMatch(base.Algorithm):
     """Holds psi in a second network, which is trained and uploaded."""
     if not self.decomposition:
       return {}
-    return {
-      PSI: base.AuxiliaryNetwork(
-        PSI, trained=True, uploaded=True, start=self.sparse.start(PSI)
-      )
-    }
+    return {PSI: base.AuxiliaryNetwork(trained=True, uploaded=True)}
 
-  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
-    """Starts sigma from the client's last upload where nothing was sent."""
-    start = self.sparse.start(SIGMA)
-    return weights if start is None else start(weights, received)
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
+    """Starts a set from the client's last upload where nothing was sent."""
+    sent = super().start(name, weights, received)
+    merge = self.sparse.start(SIGMA if name == base.MODEL else name)
+    return sent if merge is None else merge(sent, received)
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Asks the helpers once, since they do not change during the round."""
@@ -481,7 +475,7 @@ class FedMatch(base.Algorithm):
     rate = client.received['rate'] if self.rates else tf.constant(1.0)
     return base.Prepared(
       per_example={helper_predictions.PROBS: probs},
-      constants={helper_predictions.WEIGHTS: weights},
+      values={helper_predictions.WEIGHTS: weights},
       metrics={
         'percent_down': base.Mean.ratio(100.0 * share, 1.0),
         'helped_clients': base.Mean.ratio(tf.reduce_max(weights), 1.0),
@@ -539,10 +533,21 @@ class FedMatch(base.Algorithm):
     ]
     return helpers, weights, tf.reduce_sum(weights)
 
+  def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
+    """Moves sigma on labels, if clients have some, and then psi (step 2)."""
+    metrics: base.Metrics = {}
+    if base.LABELED in batch.streams:
+      labeled = self.labeled_step(networks, batch)
+      assert labeled.gradients is not None
+      networks.descend(base.MODEL, labeled.gradients)
+      metrics = labeled.metrics
+    unlabeled = self.unlabeled_step(networks, batch)
+    return unlabeled._replace(metrics={**metrics, **unlabeled.metrics})
+
   def labeled_step(
     self, networks: base.Networks, batch: base.Batch
   ) -> base.StepResult:
-    """Moves sigma on labels (step 2a), at clients and at the server."""
+    """Differentiates by sigma on labels (step 2a), also at the server."""
     model, examples = networks.model, batch.labeled
     # The server trains the sum itself, without a second network.
     psi = self._sets(networks)[PSI] if networks.auxiliary else ()
@@ -567,8 +572,9 @@ class FedMatch(base.Algorithm):
       g + self.l1_weight * tf.sign(p) + 2.0 * self.l2_weight * (p - s)
       for g, p, s in zip(gradients, sets[PSI], sets[SIGMA], strict=True)
     ]
-    # Without gradients of the model: sigma is constant in step 2b.
-    return base.StepResult(None, metrics, {PSI: gradients})
+    networks.descend(PSI, gradients)
+    # Sigma is constant in step 2b.
+    return base.StepResult(None, metrics)
 
   def _differentiate(
     self, networks: base.Networks, batch: base.Batch
@@ -589,7 +595,7 @@ class FedMatch(base.Algorithm):
           examples,
           plain,
           examples.logits(model, 'strong'),
-          batch.prepared[helper_predictions.WEIGHTS],
+          batch.values[helper_predictions.WEIGHTS],
           threshold=self.confidence_threshold,
           label_weight=self.pseudo_label_weight,
           consistency_weight=self.consistency_weight,
@@ -601,7 +607,7 @@ class FedMatch(base.Algorithm):
     if not (self.uses_helpers and self.consistency_weight):
       return learn(with_helpers=False)
     result: tuple[list[tf.Tensor], base.Metrics] = tf.cond(
-      tf.reduce_any(batch.prepared[helper_predictions.WEIGHTS] > 0.0),
+      tf.reduce_any(batch.values[helper_predictions.WEIGHTS] > 0.0),
       lambda: learn(with_helpers=True),
       lambda: learn(with_helpers=False),
     )

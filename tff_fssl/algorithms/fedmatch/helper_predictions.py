@@ -13,7 +13,7 @@ from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
 from tff_fssl.semisup.means import Mean
 
-# Names in `BatchExamples.prepared` and `Batch.prepared`.
+# Names in `BatchExamples.per_example` and `Batch.values`.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'
 LOSS_OF_ALL = 'unmasked_cross_entropy'
 # Mean and deviation of the image of noise, before truncation to [0, 255].
@@ -100,7 +100,7 @@ def loss(
     The loss and its metrics.
   """
   probs = tf.stop_gradient(tf.nn.softmax(plain))
-  helper_probs = examples.prepared[PROBS]
+  helper_probs = examples.per_example[PROBS]
   voters = helper_weights if agree else tf.zeros_like(helper_weights)
   labels = vote(probs, helper_probs, voters, local_breaks_ties)
   mask = thresholds.fixed_mask(probs, threshold)

@@ -321,12 +321,12 @@ class ProtoFssl(base.Algorithm):
   def prepare(self, client: base.Client) -> base.Prepared:
     """Completes the sets: a missing prototype is the other helpers' mean."""
     received = {n: client.received[sent] for n, sent in self._sent.items()}
-    return base.Prepared(constants=sets.complete(received))
+    return base.Prepared(values=sets.complete(received))
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
     """Differentiates L, without helpers until there are prototypes (step 3)."""
     with_helpers = tf.logical_and(
-      tf.reduce_any(batch.prepared['used'] > 0.0),
+      tf.reduce_any(batch.values['used'] > 0.0),
       tf.reduce_any(batch.unlabeled.weights > 0.0),
     )
     gradients, metrics = tf.cond(
@@ -387,13 +387,13 @@ class ProtoFssl(base.Algorithm):
       embeddings,
       labeled.labels,
       in_support,
-      batch.prepared['prototypes'].shape[1],
+      batch.values['prototypes'].shape[1],
     )
     if self.support == GLOBAL:
       # Support examples are queries unless they make the prototype.
-      is_helped = tf.gather(batch.prepared['exists'], labeled.labels)
+      is_helped = tf.gather(batch.values['exists'], labeled.labels)
       in_query += in_support * tf.cast(is_helped, tf.float32)
-      own, exists = prototypes_lib.replace(own, exists, **batch.prepared)
+      own, exists = prototypes_lib.replace(own, exists, **batch.values)
     return own, exists, in_query
 
   def _helper_loss(
@@ -414,7 +414,7 @@ class ProtoFssl(base.Algorithm):
         for name in ('loss_prototype_label', *names)
       }
     probs = prototypes_lib.mean_probs(
-      embeddings, **batch.prepared, distance=self.distance
+      embeddings, **batch.values, distance=self.distance
     )
     targets = sharpening.sharpen_with_gradient(probs, self.temperature)
     if self.variant != CODE:

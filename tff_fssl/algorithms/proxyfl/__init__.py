@@ -238,22 +238,31 @@ class ProxyFl(base.Algorithm):
       memory_lib.PROXIES: _projection(memory_lib.PROXIES, use_bias=False),
     }
 
+  def start(
+    self, name: str, weights: Weights, received: Mapping[str, Any]
+  ) -> Weights:
+    """Starts the projections as they were received."""
+    if name not in memory_lib.WEIGHTS:
+      return super().start(name, weights, received)
+    own = tuple(received[weight] for weight in memory_lib.WEIGHTS[name])
+    return weights._replace(trainable=own)
+
   def prepare(self, client: base.Client) -> base.Prepared:
     """Keeps the frequencies of classes."""
     return base.Prepared(
-      constants={memory_lib.PRIOR: client.received[memory_lib.PRIOR]}
+      values={memory_lib.PRIOR: client.received[memory_lib.PRIOR]}
     )
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
-    """Differentiates the loss for the model and the projections."""
+    """Moves the projections, and differentiates the loss for the model."""
     names = tuple(memory_lib.WEIGHTS)
     trained = (networks.model, *(networks[name] for name in names))
     with tf.GradientTape() as tape:
       loss, metrics = self._loss(networks, batch)
     gradients = adapter.gradients(tape, loss, *trained)
-    return base.StepResult(
-      gradients[0], metrics, dict(zip(names, gradients[1:], strict=True))
-    )
+    for name, of_projection in zip(names, gradients[1:], strict=True):
+      networks.descend(name, of_projection)
+    return base.StepResult(gradients[0], metrics)
 
   def _loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
     """Computes the loss of a batch (steps 2 to 4)."""
@@ -273,7 +282,7 @@ class ProxyFl(base.Algorithm):
     choice = proxies_lib.choose(
       probs,
       is_kept,
-      batch.prepared[memory_lib.PRIOR],
+      batch.values[memory_lib.PRIOR],
       probs if self.candidate_weights == GLOBAL else local,
     )
     contrasted = self._proxy_loss(networks, batch, features, kernel, choice)
@@ -339,7 +348,7 @@ class ProxyFl(base.Algorithm):
     if self.labeled_sets == RELEASED:
       probs = self._predict(networks, labeled, batch)
       sure = thresholds.fixed_mask(probs, self.confidence_threshold)
-      prior = batch.prepared[memory_lib.PRIOR]
+      prior = batch.values[memory_lib.PRIOR]
       own = proxies_lib.choose(probs, sure, prior, probs).sets
     contrasted = proxies_lib.contrast(
       project.logits(tf.concat([of_labeled, weak, strong], 0), training=True),
@@ -468,15 +477,8 @@ def _mean(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _projection(name: str, *, use_bias: bool) -> base.AuxiliaryNetwork:
-  """Declares a linear map of features, which starts as it was received."""
-
-  def start(weights: Weights, received: Mapping[str, Any]) -> Weights:
-    own = tuple(received[weight] for weight in memory_lib.WEIGHTS[name])
-    return weights._replace(trainable=own)
-
-  return base.AuxiliaryNetwork(
-    trained=True, build=_build_dense(name, use_bias), start=start
-  )
+  """Declares a linear map of features."""
+  return base.AuxiliaryNetwork(trained=True, build=_build_dense(name, use_bias))
 
 
 def _build_dense(
