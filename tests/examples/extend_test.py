@@ -12,13 +12,12 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.models import names as model_names
 from tff_fssl.program import cli
-from tff_fssl.program import compare_main
+from tff_fssl.program import compare
 from tff_fssl.program import console
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
-from tff_fssl.program import plot_main
-from tff_fssl.program import report_main
-from tff_fssl.program import runs_main
+from tff_fssl.program import plots
+from tff_fssl.program import runs
 from tff_fssl.program import train_main
 
 _TABLES = (
@@ -166,8 +165,8 @@ def _check_other_programs(folder, capsys):
     patch.setattr(console, '_own_file', '')
     patch.delitem(registry.REGISTRY, 'momentum_teacher')
     for program, *argv in (
-      (evaluate_main.evaluate_main, folder),
-      (report_main.report_main, folder, f'--output={report}'),
+      (evaluation.evaluate_main, folder),
+      (report.report_main, folder, f'--output={report}'),
       (train_main.train_main, f'--flagfile={folder}/flags.txt'),
     ):
       main.run(program, argv)
@@ -181,6 +180,6 @@ def _check_other_programs(folder, capsys):
       assert f'if you trust that file: {go_on}' in error
     with open(report) as file:
       assert f'{own_file} train --flagfile=' in file.read()
-    for program in (compare_main.compare_main, plot_main.plot_main):
+    for program in (compare.compare_main, plots.plot_main):
       assert main.run(program, [folder]) == 0, program
-    assert main.run(runs_main.runs_main, [folder]) == 0
+    assert main.run(runs.runs_main, [folder]) == 0

@@ -12,7 +12,6 @@ import written_runs
 from tff_fssl import metrics
 from tff_fssl.program import catalogue
 from tff_fssl.program import compare
-from tff_fssl.program import compare_main
 from tff_fssl.program import csv_table
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
@@ -58,9 +57,31 @@ def _run(
   return str(folder)
 
 
+def _compare_runs(capsys, *argv):
+  code = main.run(compare.compare_main, list(argv))
+  captured = capsys.readouterr()
+  return code, captured.out, captured.err
+
+
+def test_what_cannot_be_compared(tmp_path, capsys):
+  assert _compare_runs(capsys)[0] == 2
+  assert _compare_runs(capsys, 'x', '--last_round=-1')[0] == 2
+  assert 'is not a run' in _compare_runs(capsys, str(tmp_path))[2]
+  first = _run(tmp_path / 'a', 'fl2', 0, [0.1], every=2)
+  other = _run(tmp_path / 'b', 'fl2', 1, [0.1], every=3)
+  code, _, err = _compare_runs(capsys, first, other)
+  assert code == 2 and 'no evaluated round in common' in err
+  none = _run(tmp_path / 'c', 'fl2', 2, [0.1])
+  csv_table.CsvTable(output_tree.OutputTree(none).eval_csv).truncate_after(0)
+  assert 'no evaluation yet' in _compare_runs(capsys, first, none)[2]
+  same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
+  code, _, err = _compare_runs(capsys, first, same)
+  assert code == 2 and 'unequal results (test/accuracy in round 2' in err
+
+
 def _compare(capsys, *argv, markdown=True):
   argv = ['--markdown', *argv] if markdown else argv
-  code = main.run(compare_main.compare_main, list(argv))
+  code = main.run(compare.compare_main, list(argv))
   captured = capsys.readouterr()
   return code, captured.out, captured.err
 

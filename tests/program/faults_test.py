@@ -21,21 +21,20 @@ from tests.program import fakes
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
-from tff_fssl.program import compare_main
+from tff_fssl.program import compare
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import evaluate_main
 from tff_fssl.program import evaluation
 from tff_fssl.program import main
-from tff_fssl.program import managers
-from tff_fssl.program import plot_main
+from tff_fssl.program import plots
 from tff_fssl.program import run_hparams
 from tff_fssl.program import train_main
+from tff_fssl.program import training
 
 _PROGRAMS = {
   'train': train_main.train_main,
-  'evaluate': evaluate_main.evaluate_main,
-  'plot': plot_main.plot_main,
-  'compare': compare_main.compare_main,
+  'evaluate': evaluation.evaluate_main,
+  'plot': plots.plot_main,
+  'compare': compare.compare_main,
 }
 _FAULTS = (
   'missing',
@@ -194,7 +193,7 @@ def test_the_only_checkpoint(fault, run, monkeypatch):
   """As training loads it."""
   path = run / 'checkpoints' / 'round_2.ckpt'
   _break(path, fault, monkeypatch)
-  manager = managers.DurableProgramStateManager(str(run / 'checkpoints'))
+  manager = training.DurableProgramStateManager(str(run / 'checkpoints'))
   before = _snapshot(run)
   with pytest.raises(UsageError) as error:
     with contextlib.closing(asyncio.new_event_loop()) as loop:
@@ -250,7 +249,7 @@ def test_a_plot_takes_no_place_of_something_else(
   path.write_bytes(b'old')
   _break(path, fault, monkeypatch)
   before = _snapshot(run.parent)
-  code = main.run(plot_main.plot_main, [str(run), f'--output={path}'])
+  code = main.run(plots.plot_main, [str(run), f'--output={path}'])
   _assert_one_line(code, capsys.readouterr())
   assert _snapshot(run.parent) == before
 

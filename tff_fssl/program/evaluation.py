@@ -1,14 +1,18 @@
-"""Evaluates checkpoints of runs and exported models."""
+"""`programs/evaluate.py`: accuracy of checkpoints and of exported models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
+import json
+import math
 import os
 import re
 import types
 from typing import Any, NamedTuple
 
+from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import data_hparams
@@ -21,15 +25,27 @@ from tff_fssl.models import names as model_names
 from tff_fssl.models import server_model
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
+from tff_fssl.program import console
 from tff_fssl.program import exported
 from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
+from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import run_hparams
 from tff_fssl.program import runs
 from tff_fssl.program import summary
 from tff_fssl.program import warm_start
 
+_USAGE = 'programs/evaluate.py RUN|MODEL [RUN|MODEL ...] [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Evaluates checkpoints of runs (RUN is the --output_dir of programs/train.py)'
+  ' or exported models (MODEL is a folder model/ or model_best/, or a copy of'
+  ' it), on the data set that they were trained for. With --federated, at the'
+  ' clients, on their held-out examples: mean, spread and deciles of their'
+  ' accuracies. With --local_models, the models that clients train from it. A'
+  ' path that is neither, or a run without a checkpoint, is skipped with a'
+  ' warning. Only numbers are read from these files: they are safe to open.'
+)
 RunHparams = run_hparams.RunHparams
 LAST, BEST = 'last', 'best'
 
@@ -555,3 +571,61 @@ def _rows(
       for name, value in result.items()
     },
   }
+
+
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  EvaluateHparams,
+  missing='no folder was given; give one, a run or an exported model',
+)
+def evaluate_main(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
+  """Measures the accuracy of a run or of an exported model."""
+  _check(settings, parsed)
+  main_lib.quiet(settings.verbose)
+  # An empty line between two tables, none before the first.
+  breaks = itertools.chain([''], itertools.repeat('\n'))
+
+  def evaluate_one(path: str) -> dict[str, Any]:
+    done = evaluate(
+      os.path.normpath(path), settings, parsed.is_set('round'), main_lib.warn
+    )
+    console.show(next(breaks) + console.table(done.rows), flush=True)
+    return {'model': done.rows['model'], **_plain(done.figures)}
+
+  records = runs.read_each(parsed.positional, evaluate_one, main_lib.warn)
+  if settings.output:
+    content = f'{json.dumps(records, indent=2)}\n'.encode()
+    with durable.storage_errors('--output'):
+      durable.write_file(settings.output, [content])
+
+
+def _check(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
+  """Refuses flags that do not fit together (`UsageError`)."""
+  if settings.federated and 'examples' in parsed.command_line:
+    raise UsageError(
+      f'--examples={settings.examples}: with --federated, the examples are'
+      ' those that clients hold out; omit one of the two'
+    )
+  folder = os.path.dirname(os.path.abspath(settings.output))
+  if settings.output and (
+    os.path.isdir(settings.output) or not os.path.isdir(folder)
+  ):
+    raise UsageError(
+      f'--output={settings.output}: is a folder, or in none that exists; give'
+      ' the name of a file'
+    )
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+  """Converts figures to JSON's types, with None for NaN."""
+  plain: dict[str, Any] = {}
+  for name, value in figures.items():
+    if isinstance(value, Mapping):
+      plain[name] = _plain(value)
+    elif name.startswith('num_'):
+      plain[name] = int(value)
+    else:
+      # Standard JSON has no NaN, and NumPy's scalars are not serializable.
+      plain[name] = None if math.isnan(value) else float(value)
+  return plain

@@ -4,6 +4,7 @@
 same. They depend neither on the machine nor on where the data are.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import importlib.metadata
 import json
@@ -137,6 +138,28 @@ def read(path: str) -> Inputs | None:
     )
   except (AttributeError, KeyError, TypeError) as error:
     raise files.FileError(path, 'it is damaged') from error
+
+
+def installed(packages: Sequence[str]) -> str:
+  """Lists the versions of this package, of Python and of others.
+
+  Args:
+    packages: Names on the package index. Packages that are not installed are
+      skipped.
+
+  Returns:
+    'tff_fssl 0.1.0, Python 3.11.2, ...'.
+  """
+  found = [
+    f'tff_fssl {tff_fssl.__version__}',
+    f'Python {platform.python_version()}',
+  ]
+  for package in packages:
+    try:
+      found.append(f'{package} {importlib.metadata.version(package)}')
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return ', '.join(found)
 
 
 def _texts(values: Any) -> dict[str, str]:
