@@ -1,6 +1,6 @@
 """Tables that compare runs over seeds, with tests: `programs/compare.py`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import csv
 import dataclasses
 import io
@@ -21,7 +21,6 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import catalogue
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
-from tff_fssl.program import csv_table
 from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
 from tff_fssl.program import main as main_lib
@@ -146,56 +145,13 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
     for run in group.runs:
       first = seen.setdefault(run.seed, run)
       if first is not run:
-        problem = _repetition(first, run)
-        raise UsageError(f'{first.path} and {run.path} {problem}')
-
-
-def _repetition(first: runs_lib.Run, second: runs_lib.Run) -> str:
-  """Says how two runs of equal flags and seed differ."""
-  seed, hindrances = first.seed, _hindrances(first, second)
-  files = {run.flags.get('partition_file', '') for run in (first, second)}
-  if hindrances == ['partition'] or (len(files) > 1 and not _known(first)):
-    return (
-      'differ only in --partition_file, by which runs are not grouped; omit'
-      f' one of them, or train one with another seed than --seed={seed}'
-    )
-  equal = f'have equal flags and --seed={seed}, but'
-  if hindrances:
-    return f'{equal} other {" and ".join(hindrances)}; omit one of them'
-  if unequal := _unequal_results(first, second):
-    usual = runs_lib.usual_flags()
-    threads = {
-      f'--{name}': [run.flags.get(name, usual[name]) for run in (first, second)]
-      for name in sorted(_ROUNDING)
-    }
-    software = [
-      f'{name} {" / ".join(values)}'
-      for name, values in {**threads, **_made_by([first, second])}.items()
-      if len({*values}) > 1
-    ]
-    reason = ', '.join(software) or 'other code or threads'
-    if not first.inputs or not second.inputs:
-      reason += ', or data, which older runs do not record'
-    return f'{equal} unequal results ({unequal}): {reason}; omit one of them'
-  return (
-    f'do not differ, not even in --seed={seed}: they are one sample; omit one'
-    ' of them'
-  )
-
-
-def _unequal_results(first: runs_lib.Run, second: runs_lib.Run) -> str:
-  """Names the first value of the tables that differs, or returns ''."""
-  for mine, theirs in zip(first.rows[:2], second.rows[:2]):
-    of_round = {row[csv_table.KEY]: row for row in theirs}
-    for row in mine:
-      other = of_round.get(row[csv_table.KEY], {})
-      for column, value in row.items():
-        if other.get(column, value) != value:
-          return (
-            f'{column} in round {row[csv_table.KEY]}: {value} and'
-            f' {other[column]}'
-          )
-  return ''
+        other = _hindrances(first, run)
+        but = f', but other {" and ".join(other)}' if other else ''
+        raise UsageError(
+          f'{first.path} and {run.path} have equal flags and --seed={run.seed}'
+          f'{but}: they would count as two samples; omit one of them, or train'
+          ' one with another seed'
+        )
 
 
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
@@ -389,33 +345,32 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
       f'the groups also differ in {"; ".join(differing)}: differences in'
       ' accuracy may come from that'
     )
-  known = [run for run in members if run.inputs]
   other_data = [
-    f'{run.path} has other {" and ".join(names)} than {known[0].path}'
-    for run in known[1:]
-    if (names := _other_data(known[0], run))
+    f'{run.path} has other {" and ".join(names)} than {members[0].path}'
+    for run in members[1:]
+    if (names := _other_data(members[0], run))
   ]
   if other_data:
     found.append(
       f'runs are of different data: {inspection.shown(other_data)}; differences'
       ' in accuracy may come from that'
     )
-  unpaired = [
-    f'{groups[0].label} and {group.label}, {reason}'
-    for group in groups[1:]
-    for reason in _reasons(groups[0], group)
-  ]
+  unpaired: dict[str, list[str]] = {}
+  for group in groups[1:]:
+    for ours, theirs in _of_equal_seeds(groups[0], group):
+      # Other data are a remark of their own.
+      told = _other_data(ours, theirs)
+      other = [n for n in _hindrances(ours, theirs) if n not in told]
+      if other:
+        who = f'{group.label} (other {" and ".join(other)})'
+        unpaired.setdefault(who, []).append(ours.seed)
   if unpaired:
+    pairs = [f'{who}, seeds {", ".join(s)}' for who, s in unpaired.items()]
     found.append(
-      'runs of one seed are not paired, since they differ in more than the'
-      f' method: {"; ".join(unpaired)}'
+      f'runs of one seed of {groups[0].label} and others are not paired, since'
+      f' they differ in more than the method: {"; ".join(pairs)}'
     )
   return found
-
-
-def _known(run: runs_lib.Run) -> bool:
-  """Tells whether a run has recorded its partition."""
-  return bool(run.inputs and run.inputs.partition)
 
 
 def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
@@ -424,58 +379,31 @@ def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
     return []
   names = one.inputs.differences(other.inputs)
   # With protected clients, the partition is not known. The seed draws it.
-  if not _known(one) and one.seed != other.seed:
+  if not one.inputs.partition and one.seed != other.seed:
     names = [n for n in names if not n.startswith(inputs_lib.VALIDATION)]
   return names
 
 
 def _hindrances(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
-  """Names what keeps two runs from being a pair."""
+  """Names what keeps two runs of the same seed from being a pair."""
   found = _other_data(one, other)
-  if one.inputs and other.inputs and _known(one) and _known(other):
+  if one.inputs and other.inputs:
     if one.inputs.partition != other.inputs.partition:
       found.append('partition')
-  elif one.seed != other.seed:
-    found.append('seed')
-  starts = {
-    run.flags.get('init_from') or f'--seed={run.seed}' for run in (one, other)
-  }
+  starts = {run.flags.get('init_from', '') for run in (one, other)}
   return [*found, *['initial weights'] * (len(starts) > 1)]
 
 
-def _pairs(
+def _of_equal_seeds(
   ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
 ) -> list[tuple[runs_lib.Run, runs_lib.Run]]:
-  """Pairs runs with equal data, partition and initial weights."""
-  pairs, left = [], list(theirs.runs)
-  for run in ours.runs:
-    fitting = [other for other in left if not _hindrances(run, other)]
-    if fitting:
-      # Several are possible only with --init_from.
-      other = min(fitting, key=lambda o: o.seed != run.seed)
-      left.remove(other)
-      pairs.append((run, other))
-  return pairs
-
-
-def _reasons(
-  ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
-) -> Iterator[str]:
-  """Says what hinders pairs of runs of the same seed."""
-  paired = {id(run) for pair in _pairs(ours, theirs) for run in pair}
-  seeds: dict[str, list[str]] = {}
-  for run in ours.runs:
-    for other in theirs.runs:
-      if run.seed != other.seed or {id(run), id(other)} & paired:
-        continue
-      # Other data are a remark of their own.
-      told = _other_data(run, other)
-      left = [n for n in _hindrances(run, other) if n not in told]
-      if left:
-        seeds.setdefault(' and '.join(left), []).append(run.seed)
-  for names, of_seeds in seeds.items():
-    s = 's' * (len(of_seeds) > 1)
-    yield f'seed{s} {inspection.shown(of_seeds)} (other {names})'
+  """Returns the runs of two groups that have the same seed."""
+  return [
+    (run, other)
+    for run in ours.runs
+    for other in theirs.runs
+    if run.seed == other.seed
+  ]
 
 
 def _made_by(members: Sequence[runs_lib.Run]) -> dict[str, list[str]]:
@@ -598,7 +526,11 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     theirs = [accuracy(run) for run in group.runs]
     welch = _welch_p_value(ours, theirs)
     pairs = np.array(
-      [[*map(accuracy, both)] for both in _pairs(groups[0], group)]
+      [
+        [*map(accuracy, both)]
+        for both in _of_equal_seeds(groups[0], group)
+        if not _hindrances(*both)
+      ]
     ).reshape(-1, 2)
     paired = paired_p_value(pairs)
     paired_p_values.append(paired)

@@ -16,7 +16,6 @@ from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.algorithms import registry
-from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import borrow
@@ -66,19 +65,6 @@ _TROUBLES = {
   ' --min_clients were usable',
   'bad_round': 'rounds had no usable update',
 }
-# Settings of a partition that are flags of the same name.
-_SETTINGS = (
-  'num_clients',
-  'num_labels',
-  'scenario',
-  'partition',
-  'alpha',
-  'num_validation',
-  'num_unlabeled',
-  'client_label_classes',
-  'client_test_fraction',
-  'seed',
-)
 _USAGE = 'programs/report.py RUN [RUN ...] [--output=FILE] [--noevaluate]'
 _ABOUT = (
   'Writes one HTML page, which needs no network: signs of trouble, tables over'
@@ -96,6 +82,11 @@ EvaluateHparams = evaluation.EvaluateHparams
 _MAX_POINTS = 150
 # Partitions and models of more groups would be pages of the same.
 MAX_PICTURES = 8
+# How the description of a diagram says where better values are.
+_BETTER = {
+  metrics.HIGHER: ', higher is better',
+  metrics.LOWER: ', lower is better',
+}
 # Further groups are counted in the page's title.
 _MAX_TITLES = 3
 _VERSIONS = (
@@ -119,16 +110,8 @@ class Finding(NamedTuple):
   text: str
 
 
-class _Sign(NamedTuple):
-  """A sign of trouble in a run.
-
-  Attributes:
-    kind: A name for the same sign in runs of other seeds.
-    text: See `Finding`.
-  """
-
-  kind: str
-  text: str
+# A name for the same sign in runs of other seeds, and its text.
+_Sign = tuple[str, str]
 
 
 def find_troubles(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
@@ -162,12 +145,7 @@ def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
 def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
   """Reads a run's partition, if it has one."""
   path = output_tree.OutputTree(run.path).partition_json
-  if not os.path.lexists(path):
-    return None
-  try:
-    return partition_lib.read(path)
-  except UsageError:
-    return None
+  return partition_lib.read(path) if os.path.lexists(path) else None
 
 
 def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
@@ -178,13 +156,13 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
     return
   when = rounds_text(rounds)
   if not kept.any():
-    yield _Sign(
+    yield (
       'none kept',
       f'no pseudo-label is kept in {when} ({column} is 0): unlabelled examples'
       ' teach nothing; is the threshold too high?',
     )
   if np.all(kept == 1) and _has_threshold(run):
-    yield _Sign(
+    yield (
       'all kept',
       f'every pseudo-label is kept in {when} ({column} is 1): the threshold'
       ' does nothing',
@@ -194,7 +172,8 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   partition = read_partition(run)
   if partition is None or run.is_private or not late.any():
     return
-  share, chance = accuracy[late].mean(), _chance(partition)
+  share, counts = accuracy[late].mean(), partition.class_counts.sum(0)
+  chance = counts.max() / max(counts.sum(), 1)
   # Rounds see the same examples again: each counts once. A few rounds of small
   # cohorts see a part of the clients.
   cohorts = run.curve(f'{_TRAIN}/num_clients')[1][-_LAST:]
@@ -202,9 +181,8 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   unlabeled = sum(map(len, partition.client_unlabeled))
   number = int(kept.mean() * seen * unlabeled)
   luck = _probability(share, number, chance)
-  counts = partition.class_counts.sum(0)
   if predictions.is_below_chance(share, number, counts):
-    yield _Sign(
+    yield (
       'misfit',
       'kept pseudo-labels are right far less often than by chance in'
       f' {rounds_text(accuracy_rounds[late])}'
@@ -213,7 +191,7 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
       " the clients' mean; are they of other classes, or shifted?",
     )
   elif luck > _LUCK:
-    yield _Sign(
+    yield (
       'chance',
       'kept pseudo-labels are not significantly better than chance in'
       f' {rounds_text(accuracy_rounds[late])}'
@@ -224,20 +202,14 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
     )
 
 
-def _chance(partition: partition_lib.Partition) -> float:
-  """Computes the share of the most frequent class at the clients."""
-  counts = partition.class_counts.sum(0)
-  return counts.max() / counts.sum() if counts.any() else 1.0
-
-
 def _probability(share: float, number: int, chance: float) -> float:
   """Computes how likely guesses are correct in this share of cases or more."""
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
 
-  if not number or not np.isfinite(share):
+  if not number:
     return 0.0
-  correct = min(number, max(0, round(share * number)))
+  correct = min(number, round(share * number))
   return float(
     stats.binomtest(correct, number, chance, alternative='greater').pvalue
   )
@@ -264,12 +236,12 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
     # The rounds after the last value that is not 0.
     last = rounds[np.max(np.flatnonzero(values), initial=-1) + 1 :]
     if len(last) >= _FEWEST_ROUNDS:
-      yield _Sign(
+      yield (
         column,
         f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing',
       )
     elif np.ptp(values) == 0:
-      yield _Sign(
+      yield (
         column,
         f'{column} is {values[0]:.6g} in {rounds_text(rounds)}: a loss that'
         ' never changes; is anything trained by it?',
@@ -280,7 +252,7 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
   for name, field in config_lib.own_group(entry).named_fields():
     text = run.flags.get(name, '')
     if name.endswith('_weight') and field.default and _number(text) == 0:
-      yield _Sign(
+      yield (
         name,
         f'--{name}={text} switches this part of the loss off (its default is'
         f' {hparams.format_value(field.default)})',
@@ -299,7 +271,7 @@ def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
   num = max(1.0, _number(run.flags.get('num_validation', ''), 1.0))
   deviation = np.sqrt(max(test * (1 - test), 0.01) / num)
   if values[best] - test > 0.05 + 3 * deviation:
-    yield _Sign(
+    yield (
       'selection',
       f'validation accuracy is {100 * values[best]:.1f}% in round'
       f' {rounds[best]}, where test accuracy is {100 * test:.1f}%'
@@ -324,7 +296,7 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[_Sign]:
     # The aggregation counts clients again that were rejected before.
     if counts.any() and counts.tolist() not in told:
       told.append(counts.tolist())
-      yield _Sign(
+      yield (
         column,
         f'{counts.sum():,.0f} {what} ({column}, in'
         f' {rounds_text(rounds[counts > 0])})',
@@ -336,7 +308,7 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[_Sign]:
   many = with_clients[clients >= _FEWEST_CLIENTS]
   alone = (largest >= _LARGE_SHARE) & np.isin(rounds, many)
   if alone.any():
-    yield _Sign(
+    yield (
       column,
       f'one client had {100 * largest[alone].max():.0f}% of the aggregation'
       f' ({column}, in {rounds_text(rounds[alone])}): it may lie about its'
@@ -354,76 +326,7 @@ def _not_finite_results(run: runs_lib.Run) -> Iterator[_Sign]:
         if row.get(column) and not np.isfinite(csv_table.number(row, column))
       ]
       if bad:
-        yield _Sign(column, f'{column} is not finite in {rounds_text(bad)}')
-
-
-def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
-  """Finds a partition that contradicts itself or the flags."""
-  path = output_tree.OutputTree(run.path).partition_json
-  if not os.path.lexists(path):
-    return
-  try:
-    partition = partition_lib.read(path)
-  except UsageError as error:
-    yield _Sign('no partition', str(error))
-    return
-  held = [
-    partition.server_labeled,
-    partition.validation,
-    *partition.client_labeled,
-    *partition.client_unlabeled,
-    *partition.client_test,
-  ]
-  every = np.concatenate(held)
-  twice = len(every) - len(np.unique(every))
-  if twice:
-    # A count would tell about clients' data.
-    number = 'some' if run.is_private else f'{twice:,}'
-    yield _Sign(
-      'two holders',
-      f'partition.json: {number} examples have two holders, so that'
-      ' held-out examples may be trained on',
-    )
-  settings = partition.settings.recorded()
-  if not run.flags.get('partition_file'):
-    texts = {name: hparams.format_value(settings[name]) for name in _SETTINGS}
-    if _number(run.flags.get('num_clients', '')) == 0:
-      del texts['num_clients']  # All owners that the data have.
-    wrong = [
-      f'{name} {text} instead of {run.flags[name]}'
-      for name, text in texts.items()
-      if name in run.flags
-      and text != run.flags[name]
-      and _number(text) != _number(run.flags[name])
-    ]
-    if wrong:
-      yield _Sign(
-        'other flags',
-        f'partition.json differs from the flags: {", ".join(wrong)}',
-      )
-  if run.is_private:
-    return
-  distance, _ = partitions.unevenness(partition)
-  usual = _usual_unevenness(partition.class_counts)
-  if settings['partition'] == data_names.IID and distance > 2 * usual + 0.02:
-    yield _Sign(
-      'uneven',
-      f"partition.json: clients' classes are uneven ({distance:.2f}), though"
-      f' --partition=iid would give {usual:.2f} (mean total variation'
-      ' distance)',
-    )
-
-
-def _usual_unevenness(counts: np.ndarray) -> float:
-  """Estimates `partitions.unevenness` of examples drawn evenly."""
-  counts = counts[counts.sum(1) > 0]
-  if not len(counts):
-    return 0.0
-  every = counts.sum(0) / counts.sum()
-  sizes = counts.sum(1, keepdims=True)
-  # The mean distance of a normal distribution from its mean, for each class.
-  distances = np.sqrt(2 / np.pi * every * (1 - every) / sizes)
-  return float(distances.sum(1).mean() / 2)
+        yield (column, f'{column} is not finite in {rounds_text(bad)}')
 
 
 def _different_budgets(
@@ -467,7 +370,6 @@ _CHECKS: tuple[Callable[[runs_lib.Run], Iterator[_Sign]], ...] = (
   _optimistic_selection,
   _troubled_clients,
   _not_finite_results,
-  _wrong_partition,
 )
 
 
@@ -476,12 +378,14 @@ class Diagram(NamedTuple):
 
   Attributes:
     title: Its heading.
-    picture: The SVG element.
+    picture: The URL of the picture.
+    label: Its description, for those who do not see it.
     note: A sentence below it, if any.
   """
 
   title: str
   picture: str
+  label: str
   note: str = ''
 
 
@@ -558,10 +462,9 @@ def page(
     results_note=note,
     legend=[
       (style.color, group.label)
-      for style, group in zip(plots.page_styles(groups), groups)
+      for style, group in zip(plots.styles(groups), groups)
     ],
     curves=_curves(groups),
-    others=_other_columns(groups),
     partitions=_partitions(groups[:MAX_PICTURES]),
     models=[
       _model(i, group, model)
@@ -611,21 +514,9 @@ def _results(
   """Makes the tables of `compare.py`, and a sentence about them."""
   try:
     compare.check_seeds(groups)
-  except UsageError as error:
-    return [], f'{error}.'
-  try:
     last = compare.last_common_round(groups)
   except UsageError as error:
-    if len(groups) == 1:
-      return [], f'{error}.'
-    alone = [_results([group]) for group in groups]
-    notes = [
-      f'{group.label}: {note}' for group, (_, note) in zip(groups, alone)
-    ]
-    return (
-      [table for tables, _ in alone for table in tables],
-      f'{error}. Each group alone: {" ".join(notes)}',
-    )
+    return [], f'{error}.'
   return compare.tables(groups, last), (
     f'Rounds up to {last}; mean ± sample standard deviation over runs.'
   )
@@ -681,13 +572,7 @@ def _class_names(group: runs_lib.RunGroup) -> tuple[str, ...]:
   for run in group.runs:
     folder = output_tree.OutputTree(run.path).model
     if os.path.isdir(folder):
-      try:
-        names = exported.read_about(folder).get('classes')
-      except UsageError:
-        continue
-      # The file may be anybody's.
-      if isinstance(names, list) and len({*map(str, names)}) == len(names):
-        return tuple(map(str, names))
+      return tuple(exported.read_about(folder)['classes'])
   return ()
 
 
@@ -707,31 +592,6 @@ def _capital(text: str) -> str:
   return text[:1].upper() + text[1:]
 
 
-def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """Draws a diagram for each other column with changing values."""
-  columns = _columns(groups)
-  shown = {'round'}
-  for panel in metrics.panels(catalogue.all_metrics()):
-    for line in panel.lines:
-      # Columns of single classes are in the heat maps.
-      shown |= {line.column, *metrics.numbered(line.column, columns).values()}
-  declared = metrics.index_columns(catalogue.all_metrics())
-  panels = []
-  for column in columns:
-    if column in shown:
-      continue
-    curves = [group.curve(column) for group in groups]
-    values = [curve[1] for curve in curves if curve is not None]
-    metric = declared.get(column)
-    if metric is not None and metric.compared:
-      continue
-    if values and np.ptp(np.concatenate(values)):
-      better = metric.better if metric else ''
-      line = metrics.Line(column, '', metrics.SOLID)
-      panels.append(metrics.Panel(column, (line,), False, better))
-  return _drawn(panels, groups, 'other')
-
-
 def _drawn(
   panels: Sequence[metrics.Panel],
   groups: Sequence[runs_lib.RunGroup],
@@ -741,21 +601,16 @@ def _drawn(
   result = []
   for i, panel in enumerate(panels):
     draw = functools.partial(plots.draw_alone, panel, groups, _MAX_POINTS)
-    arrow = metrics.ARROWS[panel.better]
-    means = {
-      metrics.HIGHER: ', higher is better',
-      metrics.LOWER: ', lower is better',
-    }
-    label = f'{panel.title} over rounds{means.get(panel.better, "")}: ' + (
-      '; '.join(
-        f'{group.label} {_ends(group, panel.lines[0].column)}'
-        for group in groups
-        if group.curve(panel.lines[0].column) is not None
-      )
-    )
-    result.append(
-      _diagram(f'{panel.title} {arrow}'.rstrip(), draw, f'{name}-{i}', label)
-    )
+    column = panel.lines[0].column
+    ends = [
+      f'{group.label} {_ends(group, column)}'
+      for group in groups
+      if group.curve(column) is not None
+    ]
+    better = _BETTER.get(panel.better, '')
+    label = f'{panel.title} over rounds{better}: {"; ".join(ends)}'
+    title = f'{panel.title} {metrics.ARROWS[panel.better]}'.rstrip()
+    result.append(_diagram(title, draw, f'{name}-{i}', label))
   return result
 
 
@@ -769,68 +624,34 @@ def _ends(group: runs_lib.RunGroup, column: str) -> str:
 def _diagram(
   title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
-  """Draws a diagram in the page's style."""
-  with plots.suit_page():
-    figure = draw()
-  return Diagram(title, plots.render_svg(figure, name, label), note)
+  return Diagram(title, plots.svg_url(draw, name), label, note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
-  """Shows the partition of each group's first run, each partition once."""
-  found: list[_Partition] = []
+  """Shows the partition of each group's first run, equal ones once."""
+  sharing: dict[tuple[bool, str], list[runs_lib.RunGroup]] = {}
   for group in groups:
-    new = _Partition(
-      [_first(group)],
-      read_partition(group.runs[0]),
-      group.runs[0].is_private,
-      _class_names(group),
-    )
-    same = next(filter(new.is_same, found), None)
-    if same is None:
-      found.append(new)
-    else:
-      same.titles.extend(new.titles)
-  return [_partition(f'partition-{i}', shown) for i, shown in enumerate(found)]
+    run = group.runs[0]
+    path = output_tree.OutputTree(run.path).partition_json
+    text = files.read_text(path) if os.path.lexists(path) else ''
+    # A protected partition must not be shown under another run's title.
+    sharing.setdefault((run.is_private, text), []).append(group)
+  return [
+    _partition(f'partition-{i}', members)
+    for i, members in enumerate(sharing.values())
+  ]
 
 
-class _Partition(NamedTuple):
-  """A partition to show.
-
-  Attributes:
-    titles: The groups that have it.
-    partition: The partition, or None if it cannot be read.
-    is_private: Whether its clients are protected.
-    class_names: The name of each class, or () if not known.
-  """
-
-  titles: list[str]
-  partition: partition_lib.Partition | None
-  is_private: bool
-  class_names: tuple[str, ...]
-
-  def is_same(self, other: '_Partition') -> bool:
-    """Tells whether both can be shown at once."""
-    return (
-      # A protected partition must not be shown under another run's title.
-      self.is_private == other.is_private
-      and self.partition is not None
-      and other.partition is not None
-      and self.partition.settings == other.partition.settings
-      and self.partition.has_same_examples(other.partition)
-    )
-
-
-def _partition(name: str, shown: _Partition) -> Section:
-  """Shows a partition, unless its clients are protected."""
-  title, partition = '; '.join(shown.titles), shown.partition
+def _partition(name: str, groups: Sequence[runs_lib.RunGroup]) -> Section:
+  """Shows the partition of groups, unless its clients are protected."""
+  title, run = '; '.join(map(_first, groups)), groups[0].runs[0]
+  partition = read_partition(run)
   if partition is None:
-    return Section(title, note='there is no partition.json that can be read')
-  if shown.is_private:
+    return Section(title, note='there is no partition.json')
+  if run.is_private:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
-  names = shown.class_names
-  if len(names) != partition.settings.num_classes:
-    names = ()
+  names = _class_names(groups[0])
   draw = functools.partial(partition_lib.make_figure, partition, names)
   label = f'examples of each class at each client: {rows["partition"]}'
   diagram = _diagram('Classes at clients', draw, name, label)
@@ -1027,19 +848,11 @@ def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
 
 def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
   """Lists versions that runs have recorded, and those of this program."""
-  rows = {}
-  for run in members:
-    folder = output_tree.OutputTree(run.path).model
-    if os.path.isdir(folder):
-      try:
-        about = exported.read_about(folder)
-      except UsageError:
-        continue
-      # The file may be anybody's: missing values are shown as None.
-      version = about.get('tff_fssl')
-      rows[run.path] = (
-        f'exported by tff_fssl {version}, round {about.get("round")}'
-      )
+  rows = {
+    run.path: ', '.join(f'{n} {v}' for n, v in run.inputs.made_by.items())
+    for run in members
+    if run.inputs
+  }
   return {**rows, 'this report': inputs.installed(_VERSIONS)}
 
 
@@ -1106,7 +919,6 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
       loaded.task,
       loaded.model,
       loaded.prediction,
-      output_tree.OutputTree(path).partition_json,
       loaded.changed,
     )
   except UsageError as error:
