@@ -91,8 +91,8 @@ def test_a_model_has_its_own_mean():
   inputs = {'formula': '', 'mean': [0.1, 1e-7], 'std': [0.5, 2.0]}
   flags = evaluation.moment_flags({'inputs_of_model.keras': inputs})
   assert flags == ['--mean=0.1,1e-07', '--std=0.5,2.0']
-  for inputs in (None, [], {'formula': 'image / 255'}, {'mean': 1, 'std': 'a'}):
-    assert not evaluation.moment_flags({'inputs_of_model.keras': inputs})
+  inputs = {'formula': 'image / 255'}
+  assert not evaluation.moment_flags({'inputs_of_model.keras': inputs})
 
 
 def test_a_python_file_of_a_run_is_not_run_unasked(tmp_path):

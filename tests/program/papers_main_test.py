@@ -3,7 +3,6 @@ import dataclasses
 import fnmatch
 import json
 import re
-import shlex
 
 import picture_folders
 import pytest
@@ -13,7 +12,6 @@ import tiny_vectors
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import console
 from tff_fssl.program import csv_table
 from tff_fssl.program import flags
 from tff_fssl.program import main
@@ -275,13 +273,6 @@ def test_what_is_no_result_is_left_out(tmp_path):
     tmp_path, _TABLE_ROW.name, 'paper', 2, {800: (0.6, 0)}, momentum=0.1
   )
   (tmp_path / _TABLE_ROW.name / 'paper' / 'seed3').mkdir()
-  row_runs.write(tmp_path, _TABLE_ROW.name, 'paper', 5, {800: (0.6, 0)})
-  flags_file = tmp_path / _TABLE_ROW.name / 'paper' / 'seed5' / 'flags.txt'
-  text = flags_file.read_text()
-  flags_file.write_text(re.sub('--seed=.*', '--seed=abc', text))
-  row_runs.write(tmp_path, _TABLE_ROW.name, 'paper', 6, {800: (0.6, 0)})
-  flags_file = tmp_path / _TABLE_ROW.name / 'paper' / 'seed6' / 'flags.txt'
-  flags_file.write_text(re.sub('--seed=.*', '--seed=1', flags_file.read_text()))
   # Where only what computes in float32 belongs.
   bfloat16 = {'compute_dtype': 'bfloat16'}
   row_runs.write(
@@ -296,16 +287,12 @@ def test_what_is_no_result_is_left_out(tmp_path):
     'seed2',
     'seed3',
     'seed4',
-    'flags.txt',
-    'seed6',
   ]
   expected = (
     'no evaluation yet',
     '--momentum differs',
     'is not a run',
     '--compute_dtype differs',
-    '--seed=abc is not a value',
-    'has --seed=1, which is not that of its folder',
   )
   for words, warning in zip(expected, warnings, strict=True):
     assert words in warning
@@ -389,16 +376,11 @@ def test_flags_is_a_flagfile(call, tmp_path):
         assert values[flag] == config_lib.hparams.format_value(value)
 
 
-def test_command_is_the_run(call, trained, tmp_path, monkeypatch):
+def test_run_trains_as_the_row_says(call, trained, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   more = (_ROW, '--budget=rounds=2')
-  _, output, _ = call('command', *more)
-  assert len(output.splitlines()) == 1
-  words = shlex.split(output)
-  assert words[:2] == shlex.split(console.command_line('train'))
   assert call('run', *more)[0] == main.DONE
-  assert trained == [words[2:]]
-  config = config_lib.parse_config(words[2:])
+  config = config_lib.parse_config(trained[0])
   row = papers_main.find(_ROW).config()
   assert config.run == dataclasses.replace(
     row.run,
@@ -442,46 +424,21 @@ def test_a_budget_of_hours_is_measured_once(call, trained, tmp_path):
   assert code == main.USAGE and 'not even one round fits' in errors
 
 
-def test_compare(call, tmp_path):
-  more = f'--runs_dir={tmp_path}'
-  code, _, errors = call('compare', more)
-  assert code == main.USAGE and 'nothing has been run' in errors
-  accuracies = {790: (0.5, 0), 800: (0.682, 0)}
-  row_runs.write(tmp_path, _ROW, 'paper', 0, accuracies)
-  row_runs.write(tmp_path, _ROW, 'paper', 1, {800: (0.702, 0)})
+def test_show_has_our_results(call, tmp_path):
+  for seed, accuracy in ((0, 0.682), (1, 0.702)):
+    row_runs.write(tmp_path, _ROW, 'paper', seed, {800: (accuracy, 0)})
   row_runs.write(tmp_path, _ROW, 'rounds=2', 0, {2: (0.1, 0)})
-  row_runs.write(
-    tmp_path,
-    _ROW,
-    'rounds=2,bfloat16',
-    1,
-    {2: (0.2, 0)},
-    compute_dtype='bfloat16',
-  )
   # Not finished, and of the round that validation selects.
   best = 'protofssl/table8/20-clients/2-episodes'
   row_runs.write(tmp_path, best, 'paper', 0, {10: (0.4, 0.3), 20: (0.3, 0.2)})
-  # Of another configuration.
-  row_runs.write(
-    tmp_path, 'fl2/table2/sacr', 'paper', 0, accuracies, momentum=0.5
-  )
-  code, output, errors = call('compare', more)
-  assert code == main.DONE
-  assert output.splitlines() == [
-    _ROW,
-    '  paper            68.2 %',
+  more = f'--runs_dir={tmp_path}'
+  assert call('show', _ROW, more)[1].splitlines()[-2:] == [
     '  ours             69.2 ± 1.4 % after 800 of 800 rounds, seeds 0, 1',
     '  rounds=2         10.0 % after 2 of 800 rounds, seed 0',
-    '  rounds=2         20.0 % after 2 of 800 rounds, seed 1, bfloat16',
-    best,
-    '  paper            42.7 %',
-    '  ours, unfinished 40.0 % after 20 of 300 rounds, seed 0',
   ]
-  assert 'sacr/paper/seed0: this run is not of the row' in errors
-  assert '--momentum differs' in errors
-  output = call('compare', 'protofssl', more)[1]
-  assert output.splitlines()[0] == best and _ROW not in output
-  assert '69.2 ± 1.4 % after 800' in call('show', _ROW, more)[1]
+  assert call('show', best, more)[1].splitlines()[-1] == (
+    '  ours, unfinished 40.0 % after 20 of 300 rounds, seed 0'
+  )
 
 
 @pytest.mark.parametrize(
@@ -498,7 +455,7 @@ def test_compare(call, tmp_path):
     (('run', _ROW, '--budget=rounds=0'), 'must be paper'),
     (('run', _ROW, '--budget=0h'), 'must be paper'),
     (('run', _ROW, '--budget=rounds=801'), 'the paper has 800 rounds'),
-    (('command', _ROW, '--budget=2h'), 'only `run` converts'),
+    (('flags', _ROW, '--budget=2h'), 'only `run` converts'),
     (('hours', _ROW, '--budget=2h'), 'only `run` converts'),
     (('run', _ROW, '--rounds=2'), 'unknown flag --rounds'),
     (('run', 'fedmatch/tableB3/clients/fedmatch'), 'covid19'),

@@ -336,7 +336,6 @@ def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
     options = {'initial_model': _weights(9.0)} if is_saved else warm
     reporter = fakes.Reporter()
     fakes.run(folder, reporter=reporter, options=options, total_rounds=1)
-    assert not any('lacks rows' in m for m in reporter.messages)
     assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
 
 
@@ -507,16 +506,6 @@ def test_missing_checkpoints_are_said(tmp_path, missing, where, repeated):
   [message] = reporter.messages
   assert message.startswith(f'Training continues {where}: there is no later')
   assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
-
-
-def test_lost_rows_are_said(tmp_path):
-  fakes.run(tmp_path / 'run', total_rounds=3)
-  os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
-  reporter = fakes.Reporter()
-  fakes.run(tmp_path / 'run', reporter=reporter)
-  assert 'lacks rows of saved rounds' in reporter.messages[0]
-  assert 'continues after round 3 without them' in reporter.messages[0]
-  assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
 
 
 def test_a_full_disk_in_the_middle_is_one_message(tmp_path):

@@ -23,7 +23,7 @@ _PROGRAMS = {
   'report': 'Reports on runs, as one HTML page.',
   'data': 'Lists the data sets, or looks one over.',
   'sweep': 'Searches flags by validation accuracy.',
-  'papers': "Lists, times, runs and compares the rows of the papers' tables.",
+  'papers': "Lists, explains, times and runs the rows of the papers' tables.",
   'partition': 'Draws, describes or compares partitions of the examples.',
   'deploy': 'Writes an algorithm as an app of a federation (Flower).',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
@@ -62,7 +62,6 @@ def main() -> int:
   # A user's own file that calls this function, not the console script.
   if script.endswith('.py'):
     name = f'python {script}'
-    console.set_own_file(script)
   console.name_programs(f'{name} {{}}')
   return main_lib.run(command_main)
 

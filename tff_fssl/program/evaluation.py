@@ -201,15 +201,12 @@ def evaluate(
   return _evaluate_loaded(_load_model(folder, settings), settings, warn)
 
 
-def load_run(
-  folder: str, settings: EvaluateHparams, program: str = 'evaluate'
-) -> LoadedRun:
+def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
   """Loads a checkpoint and the data of its run.
 
   Args:
     folder: The run's folder.
     settings: Which checkpoint, and where the data are.
-    program: The program that needs it, for messages.
 
   Returns:
     These.
@@ -219,7 +216,7 @@ def load_run(
     UsageError: If the checkpoint or the data cannot be used.
   """
   tree = output_tree.OutputTree(folder)
-  config = read_run_config(tree, settings, program)
+  config = read_run_config(tree, settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
@@ -254,7 +251,6 @@ def load_run(
 def read_run_config(
   tree: output_tree.OutputTree,
   settings: EvaluateHparams,
-  program: str,
   more: Sequence[str] = (),
 ) -> config_lib.Config:
   """Reads the configuration of a run.
@@ -262,7 +258,6 @@ def read_run_config(
   Args:
     tree: The run.
     settings: The folder of the data, and permissions.
-    program: The program that needs it, for messages.
     more: Arguments that take precedence over the run's flags.
 
   Returns:
@@ -275,8 +270,7 @@ def read_run_config(
   if tree.read_flags().get('partition_file'):
     # The file may have changed; the run has a copy.
     arguments.append(f'--partition_file={tree.partition_json}')
-  with flags.naming_own_file(arguments, program, tree.path):
-    return read_config(tree.path, [*arguments, *more], settings)
+  return read_config(tree.path, [*arguments, *more], settings)
 
 
 def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
@@ -285,12 +279,9 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   if problem:
     raise UsageError(f'{folder}: is not a whole exported model ({problem})')
   about = exported.read_about(folder)
-  given = about.get('flags')
-  round_num: Any = about.get('round')
-  if not isinstance(given, dict):
-    raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
-  # The record may be anybody's: only texts of flags are taken from it.
-  values = {name: hparams.format_value(v) for name, v in given.items()}
+  round_num = about['round']
+  # Only texts of flags are taken from a record that may be downloaded.
+  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
   # Test examples are the same in any partition.
   flag = f'--examples={settings.examples}' * (settings.examples != 'test')
   flag = '--federated' if settings.federated else flag
@@ -321,8 +312,8 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
 def _check_classes(folder: str, classes: Any, task: Any) -> None:
   """Refuses data of other classes than a model's (`UsageError`)."""
   here = task.data.class_names
-  # Older runs do not say them, and damaged records not as a list.
-  if not isinstance(classes, (list, tuple)) or tuple(classes) == here:
+  # Older runs do not say them.
+  if not classes or tuple(classes) == here:
     return
   pairs = zip(classes, here)
   number, (old, new) = next(
@@ -337,24 +328,17 @@ def _check_classes(folder: str, classes: Any, task: Any) -> None:
 
 
 def moment_flags(about: Mapping[str, Any]) -> list[str]:
-  """Writes the flags of a model's own mean and deviation.
+  """Writes the flags of a model's own mean and deviation, if it has them.
 
   Args:
-    about: The record of the export, perhaps damaged.
-
-  Returns:
-    The flags, if the model has both.
+    about: The record of the export.
   """
-  inputs = about.get('inputs_of_model.keras')
-  if not isinstance(inputs, dict):
-    return []
-  numbers = [(name, inputs.get(name)) for name in ('mean', 'std')]
-  flags_of = [
-    f'--{name}={",".join(map(str, values))}'
-    for name, values in numbers
-    if isinstance(values, list)
+  inputs = about['inputs_of_model.keras']
+  return [
+    f'--{name}={",".join(map(str, inputs[name]))}'
+    for name in ('mean', 'std')
+    if name in inputs
   ]
-  return flags_of if len(flags_of) == len(numbers) else []
 
 
 def _evaluate_loaded(

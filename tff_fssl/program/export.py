@@ -312,8 +312,7 @@ def export_model(
     is_best: Whether validation examples selected the round.
 
   Raises:
-    UsageError: If the disk refuses, or the folder holds files that no export
-      wrote.
+    UsageError: If the disk refuses.
   """
   new = exported.new_folder(folder)
   exported.remove_leftovers(folder)

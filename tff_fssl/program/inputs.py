@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-from typing import Any
 
 import numpy as np
 
@@ -126,18 +125,10 @@ def read(path: str) -> Inputs | None:
   """
   if not os.path.lexists(path):
     return None
-  values = files.read_json(path, limit=2**24)
+  values = files.read_json(path)
   if values.pop('format', None) != _FORMAT:
     raise files.FileError(path, f'its format is not {_FORMAT!r}')
-  try:
-    return Inputs(
-      tuple(map(str, values['classes'])),
-      _texts(values['digests']),
-      str(values['partition']),
-      _texts(values['made_by']),
-    )
-  except (AttributeError, KeyError, TypeError) as error:
-    raise files.FileError(path, 'it is damaged') from error
+  return Inputs(**{**values, 'classes': tuple(values['classes'])})
 
 
 def installed(packages: Sequence[str]) -> str:
@@ -160,10 +151,6 @@ def installed(packages: Sequence[str]) -> str:
     except importlib.metadata.PackageNotFoundError:
       continue
   return ', '.join(found)
-
-
-def _texts(values: Any) -> dict[str, str]:
-  return {str(name): str(text) for name, text in values.items()}
 
 
 def _step(x: np.ndarray, number: int) -> int:

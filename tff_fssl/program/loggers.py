@@ -230,17 +230,8 @@ class _Record:
     if not os.path.lexists(self._path):
       return
     values = files.read_json(self._path, limit=2**16)
-    known = values.get('id'), values.get(_ROUND)
-    if (
-      values.get('format') != _FORMAT
-      or not isinstance(known[0], str)
-      or not isinstance(known[1], (int, type(None)))
-    ):
-      raise files.FileError(
-        self._path, 'it is damaged; move it away, and a new run begins'
-      )
     if values.get('target') == target:
-      self.id, self.round = known
+      self.id, self.round = values['id'], values[_ROUND]
 
   def write(self, run_id: str, round_num: int | None) -> None:
     """Replaces the file."""

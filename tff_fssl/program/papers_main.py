@@ -51,12 +51,10 @@ _ABOUT = (
   'list: the tables. list PATTERN: rows, and the figures of the paper.\n'
   "show ROW: the paper's figure, our differences, the flags, our results.\n"
   'flags ROW: a flagfile, which programs/train.py takes as --flagfile.\n'
-  'command ROW: the command that trains.\n'
   'hours ROW: its duration on this machine, measured by two rounds.\n'
-  'run ROW: trains, or continues a stopped run.\n'
-  "compare [PATTERN]: the paper's figures and our results."
+  'run ROW: trains, or continues a stopped run.'
 )
-_COMMANDS = ('list', 'compare', 'show', 'flags', 'command', 'hours', 'run')
+_COMMANDS = ('list', 'show', 'flags', 'hours', 'run')
 # 'paper', 'rounds=20' or '2.5h'.
 _BUDGET = re.compile(r'paper|rounds=(\d{1,8})|(\d{1,5}(?:\.\d{1,3})?)h')
 # Of two rounds, the first one compiles.
@@ -395,23 +393,12 @@ def _read(path: str, row: Row, compute_dtype: str) -> runs_lib.Run:
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
-  # Flags of a file that somebody may have edited.
-  given = output_tree.OutputTree(path).read_flags()
   # The place of the data does not matter, but some sets are unknown without it.
-  more: dict[str, Any] = {
-    name: given.get(name, '') for name in ('data_dir', 'seed')
-  }
-  more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
-  # A copied folder would count one run twice.
-  if os.path.basename(path) != f'seed{more["seed"]}':
-    raise UsageError(
-      f'{path}: this run has --seed={more["seed"]}, which is not that of its'
-      ' folder; give the folder its name'
-    )
-  config = row.config(more)
+  more = {name: run.flags.get(name, '') for name in ('data_dir', 'seed')}
+  config = row.config({**more, 'compute_dtype': compute_dtype})
   now = {n: hparams.format_value(value) for n, value in config.flags().items()}
   # The row may have been corrected since the run was made.
-  differing, _ = config_lib.differences(given, now)
+  differing, _ = config_lib.differences(run.flags, now)
   if differing:
     raise UsageError(
       f'{path}: this run is not of the row as it is now (--{differing[0]}'
@@ -522,7 +509,8 @@ def describe(row: Row, runs_dir: str, warn: Callable[[str], None]) -> str:
   arguments = ' '.join(_arguments(row, {}))
   lines = [row.name, console.table({**_about(row), 'flags': arguments})]
   if not row.why:
-    lines += _result_lines(row, runs_dir, warn)
+    found = results(runs_dir, row, warn)
+    lines += [f'  {result.label:17}{result.text}' for result in found]
   return '\n'.join(lines)
 
 
@@ -534,34 +522,6 @@ def _arguments(row: Row, more: dict[str, Any]) -> list[str]:
     # Without the data, all flags are shown, also idle ones.
     values = {**row.flags, **more}
     return flags.flagfile_text(values).splitlines()
-
-
-def _result_lines(
-  row: Row, runs_dir: str, warn: Callable[[str], None]
-) -> list[str]:
-  """Shows a line for each budget with which the row has been run."""
-  found = results(runs_dir, row, warn)
-  return [f'  {result.label:17}{result.text}' for result in found]
-
-
-def compare_rows(
-  pattern: str, runs_dir: str, warn: Callable[[str], None]
-) -> list[str]:
-  """Compares the paper with finished runs, or raises `UsageError`."""
-  lines = []
-  for row in matching(pattern or '*'):
-    # Most rows have not been run: not worth a look.
-    if not os.path.isdir(os.path.join(runs_dir, row.name)):
-      continue
-    if found := _result_lines(row, runs_dir, warn):
-      figure = row.short_figure + (' %' if row.figure else '')
-      lines += [row.name, f'  {"paper":17}{figure}', *found]
-  if not lines:
-    raise UsageError(
-      f'nothing has been run of {pattern or "any row"} in --runs_dir='
-      f'{runs_dir}; {console.command("papers")} run ROW runs a row'
-    )
-  return lines
 
 
 def write_flagfile(row: Row, more: dict[str, Any]) -> str:
@@ -655,16 +615,11 @@ class Duration:
 def papers_main(
   settings: PapersHparams, parsed: flags.ParsedFlags
 ) -> int | None:
-  """Lists, times, runs and compares the rows of the papers' tables."""
+  """Lists, explains, times and runs the rows of the papers' tables."""
   command, name = _command(parsed.positional)
-  if command in ('list', 'compare'):
-    if command == 'compare':
-      lines = compare_rows(name, settings.runs_dir, main_lib.warn)
-    elif name:
-      lines = list_rows(matching(name))
-    else:
-      lines = overview()
-    console.show('\n'.join(lines))
+  if command == 'list':
+    text = '\n'.join(list_rows(matching(name)) if name else overview())
+    console.show(text)
     return None
   row = find(name)
   if command == 'run':
@@ -675,7 +630,7 @@ def papers_main(
     more = {**settings.more(), 'total_rounds': _known_rounds(row, settings)}
     text = write_flagfile(row, more)
   else:
-    text = (_train_command if command == 'command' else _hours)(row, settings)
+    text = _hours(row, settings)
   console.show(text)
   return None
 
@@ -693,17 +648,10 @@ def _command(given: Sequence[str]) -> tuple[str, str]:
     )
   if len(names) > 1:
     raise UsageError(f'{names[1]!r}: give one name only')
-  if not names and command not in ('list', 'compare'):
+  if not names and command != 'list':
     example = next(iter(rows()))
     raise UsageError(f'{command}: give a row, such as {example}')
   return command, names[0] if names else ''
-
-
-def _train_command(row: Row, settings: PapersHparams) -> str:
-  """Makes the command that trains as the row says."""
-  rounds = _known_rounds(row, settings)
-  arguments = row.arguments(_run_flags(row, settings, rounds))
-  return console.command_line('train', *arguments)
 
 
 def _known_rounds(row: Row, settings: PapersHparams) -> int:

@@ -809,18 +809,14 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 
 def _command(run: runs_lib.Run) -> str:
   """Writes the command that repeats a run, into another folder."""
-  path = output_tree.OutputTree(run.path).flags_file
-  again = [f'--flagfile={path}', '--output_dir=NEW']
-  own_file = flags.own_file_of(path)
+  again = [f'--flagfile={output_tree.OutputTree(run.path).flags_file}']
+  again.append('--output_dir=NEW')
+  every = flags.arguments(dict(sorted(run.flags.items())))
   return '\n'.join(
     [
-      console.command_line('train', *again, own_file=own_file),
+      console.command_line('train', *again),
       '# which is, but for the folder:',
-      console.command_line(
-        'train',
-        *flags.arguments(dict(sorted(run.flags.items()))),
-        own_file=own_file,
-      ),
+      console.command_line('train', *every),
     ]
   )
 
@@ -908,9 +904,7 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
   """Examines the last model of a run, or says why it cannot."""
   try:
     loaded = evaluation.load_run(
-      path,
-      hparams.build_from(settings, EvaluateHparams),
-      'report',
+      path, hparams.build_from(settings, EvaluateHparams)
     )
     from tff_fssl.program import inspection  # pylint: disable=C0415
 

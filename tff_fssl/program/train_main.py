@@ -48,29 +48,16 @@ _ABOUT = (
 def check_data(task: Any, tree: output_tree.OutputTree) -> None:
   """Raises `UsageError` if the run was made with other data."""
   recorded = inputs_lib.read(tree.inputs_json)
-  if recorded and (differing := recorded.differences(task.inputs)):
+  if recorded is None:
+    return
+  differing = recorded.differences(task.inputs)
+  if recorded.partition != task.inputs.partition:
+    differing.append('partition')
+  if differing:
     raise UsageError(
       f'{tree.path}: the {" and the ".join(differing)} are not those that the'
       ' run was made with, so it cannot be continued; give the same data'
-      ' (--data_dir), or choose another --output_dir'
-    )
-  _check_partition(task, tree)
-
-
-def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  if not os.path.lexists(tree.partition_json):
-    return
-  text = files.read_text(tree.partition_json)
-  try:
-    recorded = partition_lib.Partition.parse_json(text)
-    is_same = recorded.has_same_examples(task.partition)
-  except UsageError:
-    is_same = False
-  if not is_same:
-    raise UsageError(
-      f'{tree.partition_json} is not the partition that the flags give now: the'
-      ' file, the data or the code have changed since the run was made, so the'
-      ' run cannot be continued; choose another --output_dir'
+      ' (--data_dir) and version, or choose another --output_dir'
     )
 
 
@@ -458,13 +445,12 @@ def train_main(argv: Sequence[str]) -> int:
   """
   about = _ABOUT.format(may_differ=config_lib.changeable_text())
   groups = [flags.Group(StartHparams), *config_lib.groups()]
-  with flags.naming_own_file(argv, 'train', *argv):
-    parsed = usage.parse(
-      argv, _USAGE, about, groups, common=_COMMON, allow_positional=False
-    )
-    if parsed is None:
-      return main_lib.DONE
-    config = config_lib.build_config(parsed)
+  parsed = usage.parse(
+    argv, _USAGE, about, groups, common=_COMMON, allow_positional=False
+  )
+  if parsed is None:
+    return main_lib.DONE
+  config = config_lib.build_config(parsed)
   view = console.Console(config.run.progress)
   tree = output_tree.OutputTree(config.run.output_dir)
 
@@ -472,7 +458,7 @@ def train_main(argv: Sequence[str]) -> int:
     tree.close()
     main_lib.complain(how)
 
-  # Until the folder is the run's, Ctrl-C undoes the start.
+  # Until the folder is the run's, Ctrl-C ends the program at once.
   with tree, main_lib.exit_at_once(lambda: tree.is_recorded, close):
     code = _start(config, tree, view, restart=parsed.values['restart'])
   return code

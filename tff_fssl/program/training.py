@@ -498,15 +498,6 @@ class _Run:
     state, done = await self.outputs.states.load_latest(structure)
     if state is None:
       return await self._initialize(initial_model)
-    table = self.outputs.train
-    last_row = table.last_key
-    if done >= self.settings.first_round and (
-      last_row is None or last_row < done
-    ):
-      self.reporter.say(
-        f'{table.path} lacks rows of saved rounds: they were removed; training'
-        f' continues {console.after(done, self.settings)} without them.'
-      )
     where = console.after(done, self.settings)
     self.outputs.drop_unsaved(done, where, self.reporter.say)
     await self._drop_unneeded()

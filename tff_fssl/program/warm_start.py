@@ -231,8 +231,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   config = None
   if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
-    with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
-      config = config_lib.build_config(flags.parse(argv, config_lib.groups()))
+    config = config_lib.build_config(flags.parse(argv, config_lib.groups()))
   return Source(
     about,
     leaves=leaves,
