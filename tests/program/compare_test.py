@@ -330,7 +330,7 @@ def test_a_terminal_gets_few_aligned_columns(three, capsys):
   code, out, _ = _compare(capsys, *three, markdown=False)
   assert code == 0
   lines = out.splitlines()
-  assert max(map(len, lines)) <= 100
+  assert max(map(len, lines)) <= 80
   rules = [index for index, line in enumerate(lines) if line.startswith('---')]
   assert len(rules) == 2
   rows = lines[rules[0] + 1 : rules[0] + 4]
@@ -339,7 +339,7 @@ def test_a_terminal_gets_few_aligned_columns(three, capsys):
   text = ' '.join(out.split())
   assert 'differ in --client_epochs (5, 10): differences in accuracy' in text
   assert 'rho (' not in text
-  assert 'More columns: forward-equivalents, at most; GFLOP of the' in text
+  assert 'More columns: ' in text and 'forward-equivalents, at most' in text
 
 
 def test_columns_are_chosen_by_words(three, capsys):

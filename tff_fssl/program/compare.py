@@ -61,8 +61,6 @@ _SCALES = {
 }
 
 
-# Columns of a terminal.
-_WIDTH = 100
 # Those of the label of a row, at most, and of the space between two columns.
 _LABEL_WIDTH, _SPACE = 34, 2
 # What the titles of the columns of results begin with that a terminal shows.
@@ -76,7 +74,6 @@ _USUAL = (
   'time of a round',
   'GFLOP a client',
 )
-_MOST_COLUMNS = 8
 # Flags that may change in a run, but on which results depend within rounding.
 _ROUNDING = {
   'runtime',
@@ -245,7 +242,7 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
   Args:
     results: The first of `tables`.
     words: Parts of titles, in any case. Columns with one of them are taken. If
-      there are none, at most `_MOST_COLUMNS` of the usual ones.
+      there are none, the usual ones, as many as 80 columns hold.
 
   Returns:
     The table, with the labels and the numbers of runs.
@@ -270,13 +267,18 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
     # In the order of the words, each once.
     chosen = list(dict.fromkeys(sum(map(containing, words), [])))
   else:
-    usual = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
-    chosen = usual[:_MOST_COLUMNS]
+    chosen = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
+    while len(chosen) > 1 and not _fits(results.select([0, 1, *chosen])):
+      chosen.pop()
   return results.select([0, 1, *chosen])
 
 
+def _fits(table: Table) -> bool:
+  return max(map(len, _plain_lines(table))) <= console.WIDTH
+
+
 def plain_text(shown: Sequence[Table]) -> str:
-  """Writes tables with aligned columns, if possible at most 100 wide."""
+  """Writes tables with aligned columns, if possible at most 80 wide."""
   return '\n\n'.join('\n'.join(_plain_lines(table)) for table in shown)
 
 
@@ -284,7 +286,7 @@ def _plain_lines(table: Table) -> list[str]:
   """Writes a table: the titles, a rule, and the rows."""
   columns = list(zip(table.header, *table.rows))
   widths = [_column_width(column) for column in columns[1:]]
-  left = _WIDTH - sum(widths) - _SPACE * len(widths)
+  left = console.WIDTH - sum(widths) - _SPACE * len(widths)
   label_width = max(min(left, _LABEL_WIDTH), 12)
   label_width = min(label_width, max(map(len, columns[0])))
   lines = []
@@ -644,7 +646,7 @@ class CompareHparams:
   columns: str = hparam(
     '',
     'The columns to show: words of their titles, separated by commas, such as'
-    ' test,GFLOP. If empty, the most usual ones, at most eight.',
+    ' test,GFLOP. If empty, the most usual ones, as many as a line holds.',
   )
   markdown: bool = hparam(
     False,

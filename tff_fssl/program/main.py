@@ -32,7 +32,6 @@ from tff_fssl.program import flags
 from tff_fssl.program import training_types
 from tff_fssl.program import usage
 
-# The name of our handler for characters that a terminal lacks.
 # What a message has before each command, which must stay in one piece.
 _COMMAND = '\n  '
 # New objects between two passes of Python's garbage collector, whose own number

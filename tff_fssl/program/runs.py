@@ -6,13 +6,13 @@ import dataclasses
 import datetime
 import functools
 import json
+import math
 import os
 import re
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -391,8 +391,7 @@ def find_folders(
 ) -> list[str]:
   """Finds the folders of runs, at any depth, each once.
 
-  Links are followed. The search skips folders that a run itself writes and
-  hidden folders.
+  The search skips folders that a run itself writes, hidden folders and links.
 
   Args:
     folders: Folders to search, or runs themselves.
@@ -404,45 +403,20 @@ def find_folders(
   Raises:
     UsageError: If a given folder does not exist or is none.
   """
-  for folder in folders:
-    if not os.path.isdir(folder):
-      what = 'is not a folder' if os.path.lexists(folder) else 'does not exist'
-      raise UsageError(f'{folder}: {what}; give folders that hold runs')
-  # Links can lead in circles: a folder is known by its device and inode.
-  found, seen, todo = [], set(), list(folders)[::-1]
-  while todo:
-    folder = todo.pop()
-    try:
-      about = os.stat(folder)
-      entries = [] if (about.st_dev, about.st_ino) in seen else _scan(folder)
-    except OSError as error:
-      warn(f'{folder}: {files.reason_of(error)}')
-      continue
-    seen.add((about.st_dev, about.st_ino))
-    is_run = any(name == output_tree.FLAGS for name, _ in entries)
-    if is_run:
-      found.append(folder)
-    inner = [
-      os.path.normpath(os.path.join(folder, name))
-      for name, is_folder in entries
-      if is_folder
-      and not name.startswith('.')
-      and not (is_run and name in output_tree.FOLDERS)
-    ]
-    todo += sorted(inner, key=_natural, reverse=True)
-  return found
-
-
-def _scan(folder: str) -> list[tuple[str, bool]]:
-  with os.scandir(folder) as entries:
-    return [(entry.name, _is_folder(entry)) for entry in entries]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-  try:
-    return entry.is_dir()
-  except OSError:  # A link that leads back to itself.
-    return False
+  found: list[str] = []
+  for top in folders:
+    if not os.path.isdir(top):
+      what = 'is not a folder' if os.path.lexists(top) else 'does not exist'
+      raise UsageError(f'{top}: {what}; give folders that hold runs')
+    walk = os.walk(top, onerror=lambda error: warn(str(error)))
+    for folder, inner, names in walk:
+      is_run = output_tree.FLAGS in names
+      if is_run:
+        found.append(os.path.normpath(folder))
+      own = output_tree.FOLDERS if is_run else ()
+      kept = [n for n in inner if not n.startswith('.') and n not in own]
+      inner[:] = sorted(kept, key=_natural)
+  return list(dict.fromkeys(found))
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
@@ -477,7 +451,7 @@ def read_status(path: str, warn: Callable[[str], None]) -> Status:
 
   round_num = attempt(csv_table.last_key, tree.train_csv, None)
   last, best = attempt(_accuracies, tree.eval_csv, (None, None))
-  total = _whole(given.get('total_rounds'))
+  total = int(given.get('total_rounds', 0))
   state, holder, started, left = STOPPED, '', None, None
   if output_tree.is_held(path):
     state, (holder, started) = RUNNING, output_tree.holder(path)
@@ -490,7 +464,7 @@ def read_status(path: str, warn: Callable[[str], None]) -> Status:
     Run(path, given, ()),
     state,
     round_num,
-    1 - _whole(given.get('num_pretraining_rounds')),
+    1 - int(given.get('num_pretraining_rounds', 0)),
     total,
     last,
     best,
@@ -511,23 +485,14 @@ def _seconds(timing_csv: str) -> float | None:
 def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
   """Reads test accuracy: (of the last row, of the row selected)."""
   rows = csv_table.read(eval_csv)[1]
-  chosen = summary.best_round(rows)
-  last = csv_table.number(rows[-1], _TEST_ACCURACY) if rows else None
-  best = csv_table.number(chosen, _TEST_ACCURACY) if chosen else None
-  return _number(last), _number(best)
 
+  def accuracy(row: dict[str, str] | None) -> float | None:
+    value = csv_table.number(row, _TEST_ACCURACY) if row else math.nan
+    return value if math.isfinite(value) else None
 
-def _number(value: Any) -> float | None:
-  # The file may be damaged: NaN and huge numbers are not shown.
-  is_number = isinstance(value, int | float) and abs(value) < 1e12
-  return float(value) if is_number else None
-
-
-def _whole(text: str | None) -> int:
-  try:
-    return int(text or 0)
-  except ValueError:
-    return 0
+  return accuracy(rows[-1] if rows else None), accuracy(
+    summary.best_round(rows)
+  )
 
 
 def group_statuses(
