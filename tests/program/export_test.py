@@ -265,14 +265,6 @@ def test_a_new_export_replaces_the_old_one(task, tmp_path):
   assert exported.problem(folder, 5) == '' and os.listdir(tmp_path) == ['model']
 
 
-def test_files_of_somebody_else_are_kept(task, tmp_path):
-  (tmp_path / 'model').mkdir()
-  (tmp_path / 'model' / 'thesis.tex').write_text('all of it')
-  with pytest.raises(UsageError, match='thesis.tex'):
-    _export(task, tmp_path / 'model')
-  assert (tmp_path / 'model' / 'thesis.tex').read_text() == 'all of it'
-
-
 def test_a_full_disk_is_one_line(task, tmp_path, monkeypatch):
   def save(*args):
     raise tf.errors.ResourceExhaustedError(None, None, 'no space left')

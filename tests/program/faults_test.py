@@ -163,7 +163,6 @@ def test_a_file_that_a_flag_names(program, fault, run, capsys, monkeypatch):
   if program == 'train' and fault != 'torn':
     code = main.run(_PROGRAMS[program], [*argv, f'--init_from={path}'])
     _assert_one_line(code, capsys.readouterr())
-    assert not (run.parent / 'new').exists()
 
 
 @pytest.mark.parametrize('fault', _FAULTS[1:])
@@ -348,7 +347,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
     ),
     ('{program} {run} 2>&-', 0, ''),
     ('env -u HOME {program} {run}', 0, ''),
-    ('PYTHONIOENCODING=ascii LC_ALL=C {program} {run} {other}', 0, '+-'),
+    ('PYTHONIOENCODING=ascii LC_ALL=C {program} {run} {other}', 0, r'\xb1'),
   ],
 )
 def test_streams(shell, code, words, run, tmp_path):
@@ -390,7 +389,7 @@ def test_text_that_a_terminal_cannot_show():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, 'stdout', stream)
     assert main.run(lambda argv: print('1 ± 2 \udcff é') or 0, []) == 0
-  assert stream.buffer.getvalue() == b'1 +- 2 \\udcff \\xe9\n'
+  assert stream.buffer.getvalue() == b'1 \\xb1 2 \\udcff \\xe9\n'
 
 
 def test_unprintable_values_in_a_flagfile(tmp_path, capsys):

@@ -71,7 +71,7 @@ def test_another_partition_is_refused(tmp_path):
   train_main.check_data(tasks[1], tree)  # There is none yet.
   train_main.record_data(tasks[0], tree)
   train_main.check_data(tasks[0], tree)
-  with pytest.raises(UsageError, match='partition.json is not the partition'):
+  with pytest.raises(UsageError, match='made with other partition'):
     train_main.check_data(tasks[1], tree)
 
 

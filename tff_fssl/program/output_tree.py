@@ -42,6 +42,8 @@ from tff_fssl.program import flags
 LOCK = '.lock'
 # A folder with this file is a run.
 FLAGS = 'flags.txt'
+# Flags of every run, among them the first and the last in sorted order.
+_NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
 # Files that show more of clients than the sum of their updates, and why. All
 # other files of a run that protects its clients may be published.
 PRIVATE_FILES = {
@@ -279,7 +281,14 @@ class OutputTree(LockedFolder):
 
   def read_flags(self) -> dict[str, str]:
     """Reads the run's flags, name -> text, or raises `UsageError`."""
-    return flags.read_flagfile(self.flags_file)
+    values = flags.read_flagfile(self.flags_file)
+    missing = [name for name in _NEEDED_FLAGS if name not in values]
+    if missing:
+      raise UsageError(
+        f'{self.flags_file}: is not complete (--{missing[0]} is missing); give'
+        ' --restart, or choose another --output_dir'
+      )
+    return values
 
   def _set_aside(self) -> None:
     """Renames the folder of a run, or raises `UsageError`."""
@@ -300,9 +309,18 @@ class OutputTree(LockedFolder):
 
   def _check_empty(self) -> None:
     """Refuses a folder with files that no start of a run can have left."""
-    early = ('checkpoints', 'metrics', 'data')
+    # A start that fails leaves empty folders, and examples of the server.
+    empty = [self.checkpoints, self.metrics]
     names = os.listdir(self.path) if os.path.isdir(self.path) else []
-    others = [n for n in names if n not in early and not n.startswith('.')]
+    others = [
+      name
+      for name in names
+      if not name.startswith('.')
+      and name != os.path.basename(self.server_data)
+      and (
+        (path := os.path.join(self.path, name)) not in empty or os.listdir(path)
+      )
+    ]
     if others:
       raise UsageError(
         f'--output_dir={self.path}: the folder holds other files'

@@ -55,9 +55,9 @@ def check_data(task: Any, tree: output_tree.OutputTree) -> None:
     differing.append('partition')
   if differing:
     raise UsageError(
-      f'{tree.path}: the {" and the ".join(differing)} are not those that the'
-      ' run was made with, so it cannot be continued; give the same data'
-      ' (--data_dir) and version, or choose another --output_dir'
+      f'{tree.path}: the run was made with other {" and ".join(differing)}, so'
+      ' it cannot be continued; give the same data (--data_dir) to the same'
+      ' version, or choose another --output_dir'
     )
 
 
