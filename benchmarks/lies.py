@@ -246,7 +246,7 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
   from tff_fssl.data import clients
   from tff_fssl.program import config as config_lib
   from tff_fssl.program import experiment as experiment_lib
-  from tff_fssl.program import managers
+  from tff_fssl.program import training
 
   config = config_lib.parse_config(argv)
   tff.framework.set_default_context(runtime.build_context())
@@ -275,7 +275,7 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
       if round_num < 1:
         continue
       state, metrics = process.next(state, cohort)
-      metrics = managers.flatten(metrics)
+      metrics = training.flatten(metrics)
       rejected += max(
         metrics['aggregator/num_rejected_clients'],
         metrics.get('last_phase/num_rejected_clients', 0),

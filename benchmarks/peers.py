@@ -191,7 +191,6 @@ def run_ours(take_turn, runtime_name: str) -> None:
   from tff_fssl import runtime
   from tff_fssl.program import console
   from tff_fssl.program import csv_table
-  from tff_fssl.program import managers
   from tff_fssl.program import training
 
   process, source = build_ours()
@@ -208,7 +207,7 @@ def run_ours(take_turn, runtime_name: str) -> None:
           total_rounds=10**6, rounds_per_evaluation=10**6
         ),
         training.Outputs(
-          managers.DurableProgramStateManager(os.path.join(folder, 'states')),
+          training.DurableProgramStateManager(os.path.join(folder, 'states')),
           *(
             csv_table.CsvTable(os.path.join(folder, name))
             for name in ('train.csv', 'eval.csv', 'timing.csv')

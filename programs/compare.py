@@ -10,7 +10,7 @@ from tff_fssl import this_python
 if __name__ == '__main__':
   this_python.check()
 
-  from tff_fssl.program import compare_main
+  from tff_fssl.program import compare
   from tff_fssl.program import main
 
-  main.start(compare_main.compare_main)
+  main.start(compare.compare_main)

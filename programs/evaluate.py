@@ -10,7 +10,7 @@ from tff_fssl import this_python
 if __name__ == '__main__':
   this_python.check()
 
-  from tff_fssl.program import evaluate_main
+  from tff_fssl.program import evaluation
   from tff_fssl.program import main
 
-  main.start(evaluate_main.evaluate_main)
+  main.start(evaluation.evaluate_main)

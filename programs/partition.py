@@ -11,6 +11,6 @@ if __name__ == '__main__':
   this_python.check()
 
   from tff_fssl.program import main
-  from tff_fssl.program import partition_main
+  from tff_fssl.program import partitions
 
-  main.start(partition_main.partition_main)
+  main.start(partitions.partition_main)

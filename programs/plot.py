@@ -11,6 +11,6 @@ if __name__ == '__main__':
   this_python.check()
 
   from tff_fssl.program import main
-  from tff_fssl.program import plot_main
+  from tff_fssl.program import plots
 
-  main.start(plot_main.plot_main)
+  main.start(plots.plot_main)

@@ -11,6 +11,6 @@ if __name__ == '__main__':
   this_python.check()
 
   from tff_fssl.program import main
-  from tff_fssl.program import report_main
+  from tff_fssl.program import report
 
-  main.start(report_main.report_main)
+  main.start(report.report_main)

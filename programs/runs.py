@@ -11,6 +11,6 @@ if __name__ == '__main__':
   this_python.check()
 
   from tff_fssl.program import main
-  from tff_fssl.program import runs_main
+  from tff_fssl.program import runs
 
-  main.start(runs_main.runs_main)
+  main.start(runs.runs_main)

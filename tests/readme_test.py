@@ -11,8 +11,8 @@ from tff_fssl.algorithms import registry
 from tff_fssl.interface import round_hparams
 from tff_fssl.program import config
 from tff_fssl.program import console
-from tff_fssl.program import messages
 from tff_fssl.program import output_tree
+from tff_fssl.program import train_main
 
 _PLACES = {
   'server': round_hparams.LABELS_AT_SERVER,
@@ -148,7 +148,7 @@ def test_training_ends_with_the_lines_it_shows(
       'test/accuracy': float(test) / 100,
       'validation/accuracy': float(validation) / 100,
     }
-  lines = messages.closing(given, tree, results).splitlines()
+  lines = train_main.closing(given, tree, results).splitlines()
   lines = [' '.join(line.split()) for line in lines]
   assert shown == lines[: len(shown)]
   assert len(shown) in (2, len(lines))

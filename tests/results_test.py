@@ -144,7 +144,7 @@ def test_runs_that_have_not_finished_are_refused(tmp_path, capsys):
 def test_runs_that_differ_in_nothing_are_refused(runs, tmp_path, capsys):
   twice = shutil.copytree(runs[0], str(tmp_path / 'again'))
   code, error = _collect(capsys, runs[0], twice, f'--out={tmp_path / "x.csv"}')
-  assert code == 1 and 'do not differ' in error
+  assert code == 1 and 'would count as two samples' in error
   with pytest.raises(UsageError, match='is not a run'):
     results.collect([str(tmp_path)], tmp_path / 'x.csv')
 

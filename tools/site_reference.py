@@ -1,8 +1,7 @@
 """Writes the reference of the site, from declarations, without TensorFlow."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
-import importlib
 import pathlib
 import re
 from typing import Any
@@ -103,8 +102,7 @@ def flags_page() -> str:
 
 def _groups(program: str) -> list[flags.Group]:
   """Returns the groups that `programs/PROGRAM.py --help` shows."""
-  module = importlib.import_module(f'tff_fssl.program.{program}_main')
-  main: Callable[[Sequence[str]], int] = getattr(module, f'{program}_main')
+  main = cli.load(program)
   seen: list[flags.Group] = []
 
   def keep(usage_line: str, about: str, groups: Sequence[flags.Group]) -> str:

@@ -11,7 +11,7 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.program import managers
+from tff_fssl.program import training
 from tff_fssl.program import training_types
 
 _SERVER = 'labels_at_server'
@@ -68,7 +68,7 @@ def test_rounds_with_clients_and_with_clients_that_weigh_nothing(
   nobody, _ = _next(process, output.state, [])
   weightless, metrics = _next(process, output.state, empty)
   assert metrics['finalizer']['update_skipped'] == 1
-  assert not training_types.is_bad_round(managers.flatten(metrics))
+  assert not training_types.is_bad_round(training.flatten(metrics))
   expected = nobody if name == 'secure' else output.state
   for a, b in zip(
     tiny_task.flat(expected), tiny_task.flat(weightless), strict=True
@@ -99,7 +99,7 @@ def test_clients_that_fail_are_counted_under_secure_sums():
   """By the sums themselves: a weight of NaN, no report."""
   process = _build('fixmatch', 'secure', client_learning_rate=1e30)
   state = _next(process, process.initialize(), []).state
-  metrics = managers.flatten(
+  metrics = training.flatten(
     _next(process, state, tiny_task.cohort(_SERVER)).metrics
   )
   assert metrics['aggregator/num_rejected_clients'] == 3

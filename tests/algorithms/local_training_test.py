@@ -22,7 +22,7 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
 from tff_fssl.program import config
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import train_main
@@ -346,7 +346,7 @@ def test_the_program_continues_evaluates_and_exports_nothing(tmp_path, capsys):
   tree = output_tree.OutputTree(str(tmp_path / 'run'))
   last = _rows(tree.eval_csv)[-1]
   assert not os.path.exists(tree.model)
-  assert main.run(evaluate_main.evaluate_main, [tree.path]) == main.DONE
+  assert main.run(evaluation.evaluate_main, [tree.path]) == main.DONE
   shown = ' '.join(capsys.readouterr().out.split())
   for name in ('accuracy', 'accuracy_deviation', 'accuracy_worst_decile'):
     value = float(last[f'test/{name}'])

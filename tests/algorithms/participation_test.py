@@ -6,7 +6,7 @@ import pytest
 import tiny_task
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.program import managers
+from tff_fssl.program import training
 from tff_fssl.program import training_types
 from tff_fssl.rounds import sampling
 
@@ -38,7 +38,7 @@ def _kept(state):
   finalizer = dict(state.finalizer, round_num=())
   parts = (state.aggregator, finalizer)
   return tiny_task.flat(state) + [
-    np.asarray(t) for part in parts for t in managers.flatten(part).values()
+    np.asarray(t) for part in parts for t in training.flatten(part).values()
   ]
 
 
@@ -58,7 +58,7 @@ def test_rounds_with_losses(name, scenario, options):
     counts = source.counts(3, round_num)
     cohort = iterator.select()
     output = process.next(state, cohort)
-    metrics = managers.flatten(output.metrics)
+    metrics = training.flatten(output.metrics)
     train = output.metrics['client_work']['train']
     assert train['num_clients'] == len(cohort)
     assert train['num_non_finite_clients'] == train['num_rejected_clients'] == 0
@@ -127,7 +127,7 @@ def test_clients_that_cannot_be_used_do_not_count():
     assert output.metrics['participation']['too_few_clients'] == 1
     assert output.metrics['exchange']['num_rows'] == 0
     assert _are_equal(state, output.state)
-    assert not training_types.is_bad_round(managers.flatten(output.metrics))
+    assert not training_types.is_bad_round(training.flatten(output.metrics))
   two = process.next(state, _elements(process, _CLIENTS, spoilt=(1,)))
   assert two.metrics['participation']['too_few_clients'] == 0
   assert not _are_equal(state, two.state)

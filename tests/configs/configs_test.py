@@ -23,7 +23,7 @@ from tff_fssl.program import experiment
 from tff_fssl.program import flags
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
-from tff_fssl.program import papers
+from tff_fssl.program import papers_main
 from tff_fssl.program import train_main
 from tff_fssl.rounds import process as process_lib
 
@@ -69,13 +69,13 @@ _CLIENTS_DATA = {
   'partition',
   'rounds_per_evaluation',
 }
-_ROWS = [row for row in papers.rows().values() if not row.why]
+_ROWS = [row for row in papers_main.rows().values() if not row.why]
 
 
 def _config(name, **overrides) -> config_lib.Config:
   """The configuration of a flagfile, or of a row."""
   if name not in _FILES:
-    return papers.find(name).config(overrides)
+    return papers_main.find(name).config(overrides)
   given = [f'--{k}={hparams.format_value(v)}' for k, v in overrides.items()]
   return config_lib.parse_config([f'--flagfile={_FILES[name]}', *given])
 
@@ -83,7 +83,7 @@ def _config(name, **overrides) -> config_lib.Config:
 def _arguments(name, overrides):
   """The arguments of the training program."""
   if name not in _FILES:
-    return papers.find(name).arguments(overrides)
+    return papers_main.find(name).arguments(overrides)
   given = [f'--{k}={hparams.format_value(v)}' for k, v in overrides.items()]
   return [f'--flagfile={_FILES[name]}', *given]
 
@@ -93,7 +93,7 @@ def _says(name):
   if name in _FILES:
     return flags.read_flagfile(str(_FILES[name]))
   return {
-    n: hparams.format_value(v) for n, v in papers.find(name).flags.items()
+    n: hparams.format_value(v) for n, v in papers_main.find(name).flags.items()
   }
 
 
@@ -290,7 +290,7 @@ def test_every_row_runs(table, data_dir, shared_processes, tmp_path, capsys):
   }
   names = sorted(distinct.values(), key=lambda n: str(_process_key(configs[n])))
   for name in names:
-    more = _small(papers.find(name))
+    more = _small(papers_main.find(name))
     _check_run(name, str(tmp_path / name), data_dir, capsys, **more)
 
 

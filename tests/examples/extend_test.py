@@ -12,13 +12,12 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.models import names as model_names
 from tff_fssl.program import cli
-from tff_fssl.program import compare_main
+from tff_fssl.program import compare
 from tff_fssl.program import console
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
-from tff_fssl.program import plot_main
-from tff_fssl.program import report_main
-from tff_fssl.program import runs_main
+from tff_fssl.program import plots
+from tff_fssl.program import runs
 from tff_fssl.program import train_main
 
 _TABLES = (
@@ -44,7 +43,6 @@ def _call():
 
   yield call
   console.name_programs(command)
-  console.set_own_file('')
   sys.modules.pop(_MODULE)
   for table, before in zip(_TABLES, previous, strict=True):
     table.clear()
@@ -157,30 +155,15 @@ def test_its_algorithm(call, tmp_path, capsys):
 
 
 def _check_other_programs(folder, capsys):
-  """They say which file made the run, and never run it."""
-  own_file = os.path.abspath('examples/extend.py')
-  with open(os.path.join(folder, 'flags.txt')) as file:
-    assert file.readline() == f'# Written by {own_file}\n'
-  report = f'{folder}/report.html'
+  """They never run the file that made the run."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(console, '_own_file', '')
     patch.delitem(registry.REGISTRY, 'momentum_teacher')
-    for program, *argv in (
-      (evaluate_main.evaluate_main, folder),
-      (report_main.report_main, folder, f'--output={report}'),
+    for program, argv in (
+      (evaluation.evaluate_main, folder),
       (train_main.train_main, f'--flagfile={folder}/flags.txt'),
     ):
-      main.run(program, argv)
-      name = program.__name__.removesuffix('_main')
-      arguments = folder if name != 'train' else argv[0]
-      assert (
-        f'{own_file}, a program whose algorithms and flags are not all known'
-        ' here'
-      ) in (error := capsys.readouterr().err)
-      go_on = console.command_line(name, arguments, own_file=own_file)
-      assert f'if you trust that file: {go_on}' in error
-    with open(report) as file:
-      assert f'{own_file} train --flagfile=' in file.read()
-    for program in (compare_main.compare_main, plot_main.plot_main):
+      assert main.run(program, [argv]) == 2
+      assert 'momentum_teacher' in capsys.readouterr().err
+    for program in (compare.compare_main, plots.plot_main):
       assert main.run(program, [folder]) == 0, program
-    assert main.run(runs_main.runs_main, [folder]) == 0
+    assert main.run(runs.runs_main, [folder]) == 0

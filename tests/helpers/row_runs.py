@@ -6,7 +6,7 @@ from typing import Any
 
 from tff_fssl.program import csv_table
 from tff_fssl.program import output_tree
-from tff_fssl.program import papers
+from tff_fssl.program import papers_main
 
 
 def write(
@@ -27,7 +27,7 @@ def write(
     accuracies: Evaluated round -> (test, validation accuracy).
     **changed: Flags that the run has, and the row has not.
   """
-  row = papers.find(name)
+  row = papers_main.find(name)
   more = {'seed': seed, 'total_rounds': max(accuracies, default=1), **changed}
   config = row.config(more)
   tree = output_tree.OutputTree(row.folder(str(runs_dir), budget, seed))

@@ -1,6 +1,5 @@
 """Folders of runs, written without training."""
 
-from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
@@ -99,12 +98,3 @@ def draw(**settings):
     sources.load('digits').train.y,
     partition_settings.PartitionSettings(10, 5, **given),
   )
-
-
-def overwrite_partition(path, **fields):
-  """Writes a run's partition again, with other fields."""
-  import dataclasses
-
-  file = output_tree.OutputTree(path).partition_json
-  partition = dataclasses.replace(partition_lib.read(file), **fields)
-  partition.save_json(file)

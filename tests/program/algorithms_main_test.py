@@ -15,7 +15,7 @@ from tff_fssl.program import algorithms_main
 from tff_fssl.program import config
 from tff_fssl.program import flags
 from tff_fssl.program import main
-from tff_fssl.program import papers
+from tff_fssl.program import papers_main
 from tff_fssl.program import run_hparams
 
 
@@ -123,7 +123,7 @@ def test_a_page(name, shown):
     of_file = re.search(r'(?m)^--algorithm=(\w+)$', content)
     algorithm = of_file[1] if of_file else run_hparams.RunHparams.algorithm
     assert (f'  {path}' in lines) == (algorithm == name), path
-  for row in papers.rows().values():
+  for row in papers_main.rows().values():
     if row.flags.get('algorithm') == name:
       assert f'  {row.table}' in lines
   assert ('  fl2/figure4' in lines) == (name == 'fl2')

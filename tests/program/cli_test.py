@@ -31,6 +31,7 @@ def _call(monkeypatch, capsys):
     'evaluate',
     'plot',
     'compare',
+    'report',
     'data',
     'papers',
     'sweep',

@@ -18,7 +18,6 @@ from tff_fssl.program import checkpoint
 from tff_fssl.program import client_evaluation
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment
-from tff_fssl.program import managers
 from tff_fssl.program import training
 from tff_fssl.rounds import client_accuracy
 
@@ -167,7 +166,7 @@ def _leaves(folder, made, **replaced):
   """The leaves of a checkpoint before the first round."""
   state = made.process.initialize()._replace(**replaced)
   state = training.ProgramState(state, made.data_source.iterator(), 0)
-  states = managers.DurableProgramStateManager(str(folder))
+  states = training.DurableProgramStateManager(str(folder))
   asyncio.run(states.save(state, 0))
   return checkpoint.read(checkpoint.path_of(str(folder), 0))
 

@@ -67,18 +67,13 @@ def test_manifests_from_elsewhere(manifest, tmp_path):
   assert exported.problem(folder)
 
 
-@pytest.mark.parametrize(
-  'where', ['model', '.writing_model', '.replaced_model']
-)
-def test_the_files_of_others_are_neither_removed_nor_replaced(where, tmp_path):
-  folder = str(tmp_path / 'model')
-  (tmp_path / where).mkdir()
-  thesis = tmp_path / where / 'thesis.tex'
-  thesis.write_text('years of work')
-  for step in (exported.check_replaceable, exported.remove_leftovers):
-    with pytest.raises(UsageError, match='thesis.tex.*move it away'):
-      step(folder)
-  assert thesis.read_text() == 'years of work'
+def test_files_of_others_are_not_replaced(tmp_path):
+  folder = _export(tmp_path / 'model')
+  exported.check_replaceable(folder)
+  exported.check_replaceable(str(tmp_path / 'none'))
+  (tmp_path / 'model' / 'thesis.tex').write_text('years of work')
+  with pytest.raises(UsageError, match='thesis.tex.*move it away'):
+    exported.check_replaceable(folder)
 
 
 def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path):

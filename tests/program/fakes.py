@@ -18,7 +18,6 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import csv_table
-from tff_fssl.program import managers
 from tff_fssl.program import output_tree
 from tff_fssl.program import summary
 from tff_fssl.program import training
@@ -251,7 +250,7 @@ def settings(**kwargs):
 
 def outputs(tree, warn=lambda message: None, keep=2):
   return training.Outputs(
-    managers.DurableProgramStateManager(
+    training.DurableProgramStateManager(
       tree.checkpoints,
       keep_total=keep,
       warn=warn,

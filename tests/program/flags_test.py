@@ -7,6 +7,7 @@ import pytest
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import cli
 from tff_fssl.program import config
 from tff_fssl.program import flags
 from tff_fssl.program import usage
@@ -168,23 +169,13 @@ def test_help_and_bad_flags_do_not_import_tensorflow():
   code = """
 import sys
 sys.argv[1:] = {argv!r}
-from tff_fssl.program import main, {name}
-code = main.run({name}.{name})
-for heavy in ('tensorflow', 'tensorflow_federated', 'matplotlib'):
+from tff_fssl.program import cli, main
+code = main.run(cli.load({name!r}))
+for heavy in ('tensorflow', 'tensorflow_federated', 'matplotlib', 'jinja2'):
   assert heavy not in sys.modules, heavy
 sys.exit(code)
 """
-  for name in (
-    'train_main',
-    'evaluate_main',
-    'plot_main',
-    'runs_main',
-    'data_main',
-    'algorithms_main',
-    'partition_main',
-    'deploy_main',
-    'sweep_main',
-  ):
+  for name in cli._PROGRAMS:
     for argv, expected in ((['--help'], 0), (['--zzz=1'], 2)):
       done = subprocess.run(
         [sys.executable, '-c', code.format(argv=argv, name=name)],

@@ -103,12 +103,9 @@ def test_what_is_public_says_nothing_of_clients(digits):
   assert not known.public.partition
 
 
-@pytest.mark.parametrize(
-  'changed', [{'format': 'x'}, {'classes': 1}, {'digests': []}, {'made_by': 2}]
-)
-def test_other_files_are_refused(digits, tmp_path, changed):
+def test_another_file_is_refused(digits, tmp_path):
   path = tmp_path / 'inputs.json'
   inputs.measure(digits, _partition(digits)).write(str(path))
-  path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'format': 'x'}))
   with pytest.raises(files.FileError, match=str(path)):
     inputs.read(str(path))

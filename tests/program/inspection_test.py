@@ -136,7 +136,7 @@ def test_labels_of_another_meaning(task):
 
 def test_changed_data_are_named(task, model):
   changed = ['test images', 'test labels']
-  doubts = inspection.look_over('x', task, model, None, '', changed).doubts
+  doubts = inspection.look_over('x', task, model, None, changed).doubts
   text = 'data: the test images and test labels are not those of the run'
   assert text in doubts
 
@@ -153,32 +153,6 @@ def test_test_images_among_training_ones(task, model):
   assert (
     found.startswith('data: 2 test examples') and 'test 3 = train 5' in found
   )
-
-
-def test_a_wrong_partition(task, model, tmp_path):
-  path = str(tmp_path / 'partition.json')
-
-  def doubts():
-    found = inspection.look_over('x', task, model, None, path).doubts
-    return [text for text in found if text.startswith('partition.json')]
-
-  task.partition.save_json(path)
-  assert not doubts()
-  first, second, *others = task.partition.client_unlabeled
-  counts = task.partition.class_counts.copy()
-  counts[[0, 1]] = counts[[1, 0]]
-  swapped = dataclasses.replace(
-    task.partition,
-    client_unlabeled=[second, first, *others],
-    class_counts=counts,
-  )
-  swapped.save_json(path)
-  (found,) = doubts()
-  assert f'{len(first) + len(second)} of 1,437' in found
-  wrong = dataclasses.replace(task.partition, class_counts=counts)
-  wrong.save_json(path)
-  (found,) = doubts()
-  assert 'hold other classes' in found
 
 
 @pytest.mark.parametrize('aggregator', ['secure', 'dp'])

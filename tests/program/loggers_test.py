@@ -11,8 +11,61 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.program import loggers
-from tff_fssl.program import managers
 from tff_fssl.program import run_hparams
+from tff_fssl.program import training
+
+
+class _Fake:
+  """A tracker that remembers."""
+
+  def __init__(self, target, folder, run_id, name, params, algorithm):
+    self.calls = [(target.partition(':')[0], params, run_id)]
+    self.id = run_id or 'new'
+
+  def __getattr__(self, name):
+    return lambda *args: self.calls.append((name, *args))
+
+
+_START = ['start', 'run', {}, 'fl2']
+
+
+def test_calls_are_passed_on(tmp_path, monkeypatch):
+  made = []
+
+  def make(*args):
+    made.append(_Fake(*args))
+    return made[-1]
+
+  monkeypatch.setattr(loggers, '_open', make)
+  calls = [
+    _START,
+    ['log', 1, {'a': 1}],
+    ['log_picture', 'p', '/p.png'],
+    ['log', 2, {'a': 2}],
+    ['log_summary', 2, {'b': 3}],
+    ['log_file', 'm', '/m'],
+    ['finish', 'FINISHED'],
+  ]
+  loggers.track('fake:x', str(tmp_path), iter(calls))
+  assert made[0].calls == [
+    ('fake', {}, None),
+    ('log', 1, {'a': 1}),
+    ('log_picture', 'p', '/p.png'),
+    ('log', 2, {'a': 2}),
+    ('log_summary', 2, {'b': 3}),
+    ('log_file', 'm', '/m'),
+    ('finish', 'FINISHED'),
+  ]
+  # The same run goes on after its last round; that of another target does not.
+  calls = [*calls[:2], ['log', 3, {}], ['finish', 'FINISHED']]
+  loggers.track('fake:x', str(tmp_path), iter(calls))
+  assert made[1].calls == [
+    ('fake', {}, 'new'),
+    ('log', 3, {}),
+    ('finish', 'FINISHED'),
+  ]
+  loggers.track('fake:y', str(tmp_path), iter(calls))
+  assert made[2].calls[:2] == [('fake', {}, None), ('log', 1, {'a': 1})]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +218,7 @@ def _failure(logger):
   """What a logger says when it is ended, and how long that took."""
   start = time.monotonic()
   said = []
-  best = managers.LoggerReleaseManager(logger, 'MLflow', said.append)
+  best = training.LoggerReleaseManager(logger, 'MLflow', said.append)
   asyncio.run(best.release({'a': 1}, 1))
   try:
     logger.finish(loggers.FINISHED, 30)
@@ -174,7 +227,7 @@ def _failure(logger):
   return said, time.monotonic() - start
 
 
-@pytest.mark.parametrize('what', ['torn', 'foreign', 'store', 'unreachable'])
+@pytest.mark.parametrize('what', ['torn', 'store', 'unreachable'])
 def test_what_a_tracker_cannot_do_is_said_once(
   what, store, tmp_path, monkeypatch
 ):
@@ -183,14 +236,11 @@ def test_what_a_tracker_cannot_do_is_said_once(
   folder.mkdir()
   words = {
     'torn': 'mlflow.json: it is not JSON',
-    'foreign': 'mlflow.json: it is damaged; move it away',
     'store': 'Error',
     'unreachable': 'Max retries exceeded',
   }[what]
   if what == 'torn':
     (folder / 'mlflow.json').write_text('{"id"')
-  elif what == 'foreign':
-    (folder / 'mlflow.json').write_text('{}')
   elif what == 'store':
     (tmp_path / 'mlflow.db').write_text('not a database')
   else:
@@ -261,7 +311,7 @@ def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
   page = (repository / 'docs' / 'tracking.md').read_text()
   (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
   monkeypatch.chdir(tmp_path)
-  names = {'loggers': loggers, 'managers': managers}
+  names = {'loggers': loggers, 'managers': training}
   # pylint: disable-next=exec-used
   exec(code.replace('/tmp', str(tmp_path)), names)
   # As `train_model` releases metrics.

@@ -72,24 +72,6 @@ def test_another_configuration_is_refused(tmp_path):
     pass
 
 
-def test_a_value_in_flags_txt_that_is_none(tmp_path):
-  with _open(tmp_path / 'run') as tree:
-    pass
-  with open(tree.flags_file) as file:
-    text = file.read()
-  for name, value in (
-    ('total_rounds', 'abc'),
-    ('rounds_per_checkpoint', '1.5'),
-    ('fl2.rho', ''),
-    ('tensorboard', 'perhaps'),
-  ):
-    lines = [f for f in text.splitlines() if not f.startswith(f'--{name}=')]
-    with open(tree.flags_file, 'w') as file:
-      file.write('\n'.join([*lines, f'--{name}={value}']))
-    with pytest.raises(UsageError, match=f'flags.txt: --{name}={value} is not'):
-      _open(tmp_path / 'run')
-
-
 def test_a_restart_keeps_the_run_that_was_there(tmp_path):
   folder = tmp_path / 'run'
   olds = []
@@ -108,17 +90,9 @@ def test_a_restart_keeps_the_run_that_was_there(tmp_path):
     assert flags['seed'] == str(seed)
 
 
-def test_a_restart_that_fails_changes_nothing(tmp_path, monkeypatch):
+def test_a_run_that_is_in_use_is_not_set_aside(tmp_path, monkeypatch):
   folder = tmp_path / 'run'
-  with _open(folder):
-    pass
-  before = sorted(os.walk(folder))
   config = config_lib.parse_config([f'--output_dir={folder}', '--seed=7'])
-  with output_tree.OutputTree(str(folder)) as tree:
-    tree.open(config, restart=True)
-    assert os.path.isdir(tree.old)
-  assert sorted(os.walk(folder)) == before
-  assert os.listdir(tmp_path) == ['run']
   with _open(folder):
     with pytest.raises(UsageError, match='another program'):
       output_tree.OutputTree(str(folder)).open(config, restart=True)
@@ -183,24 +157,6 @@ def test_a_folder_is_locked_once(tmp_path):
   assert not output_tree.is_held(path)
   second.lock()
   second.close()
-
-
-def test_zeros_that_a_crash_left_are_a_lock(tmp_path):
-  (tmp_path / '.lock').write_bytes(bytes(60))
-  folder = output_tree.LockedFolder(str(tmp_path))
-  folder.lock()
-  folder.close()
-
-
-def test_a_file_that_is_no_lock_stays(tmp_path):
-  (tmp_path / '.lock').write_text('mine')
-  with pytest.raises(UsageError, match='is not the lock of a run'):
-    output_tree.LockedFolder(str(tmp_path)).lock()
-  assert (tmp_path / '.lock').read_text() == 'mine'
-  (tmp_path / '.lock').unlink()
-  os.mkfifo(tmp_path / '.lock')
-  with pytest.raises(UsageError):
-    output_tree.LockedFolder(str(tmp_path)).lock()
 
 
 def test_paths_inside(tmp_path):

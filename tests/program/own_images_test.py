@@ -6,7 +6,7 @@ import os
 import picture_folders
 import pytest
 
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import train_main
 
@@ -60,7 +60,7 @@ def test_train_evaluate_and_continue(train, tmp_path, capsys):
   assert '--test_share' not in recorded and '--split_preset' not in recorded
   for folder in (run, os.path.join(run, 'model')):
     argv = [folder, f'--cache_dir={tmp_path}/elsewhere']
-    assert main.run(evaluate_main.evaluate_main, argv) == 0
+    assert main.run(evaluation.evaluate_main, argv) == 0
     assert '8 test' in capsys.readouterr().out
   assert sorted(os.listdir('cache')) == sorted(os.listdir('elsewhere'))
   # Elsewhere, by another path.
@@ -79,7 +79,7 @@ def test_other_names_of_classes_are_refused(train, tmp_path, capsys):
   run = 'runs/supervised_photos_labels_at_clients_seed0'
   for folder in (run, os.path.join(run, 'model')):
     argv = [folder, f'--cache_dir={tmp_path}/cache']
-    assert main.run(evaluate_main.evaluate_main, argv) == main.USAGE
+    assert main.run(evaluation.evaluate_main, argv) == main.USAGE
     (error,) = capsys.readouterr().err.splitlines()
     assert f"class 0 is 'dog', but {folder} was trained with 'cat'" in error
   code, _, error = train('--total_rounds=2')

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.program import data_main
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import train_main
 
@@ -102,7 +102,7 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
   assert kind.replace('features', 'vectors') in capsys.readouterr().out
   scores = []
   for folder in ('run', 'run/model'):
-    assert main.run(evaluate_main.evaluate_main, [folder]) == 0
+    assert main.run(evaluation.evaluate_main, [folder]) == 0
     shown = capsys.readouterr().out
     assert '0.2 of it is for testing' in shown
     scores.append([row for row in shown.split('\n') if 'accuracy' in row])

@@ -1,4 +1,8 @@
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -6,10 +10,203 @@ import pytest
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import main
 from tff_fssl.program import partitions
+from tff_fssl.program import run_data
 
+_DIGITS = ('--dataset=digits', '--num_clients=5')
 _LABELS = np.arange(400) % 4
+
+
+@pytest.fixture(name='call')
+def _call(capsys):
+  """Calls the program: (exit code, output, errors)."""
+
+  def call(*argv):
+    code = main.run(partitions.partition_main, argv)
+    return code, *capsys.readouterr()
+
+  return call
+
+
+def test_control_characters_are_escaped(call, tmp_path):
+  config = config_lib.parse_config([*_DIGITS, '--clients_per_round=5'])
+  drawn = run_data.load_partition(config, sources.load('digits'))
+  names = tuple(f'{i}\x1b[31m' for i in range(5))
+  file = str(tmp_path / 'a.json')
+  dataclasses.replace(drawn, client_names=names).save_json(file)
+  code, text, _ = call(file)
+  assert code == main.DONE and r'0\x1b[31m, 1\x1b[31m' in text
+  assert '\x1b' not in text
+
+
+def test_draws_writes_and_describes(call, tmp_path):
+  file, image = (
+    str(tmp_path / 'deep' / 'a.json'),
+    str(tmp_path / 'new' / 'a.png'),
+  )
+  flags = (*_DIGITS, '--partition=dirichlet', '--alpha=0.3', '--seed=2')
+  code, drawn, _ = call(*flags, f'--output={file}', f'--plot={image}')
+  assert code == main.DONE
+  assert open(image, 'rb').read(4) == b'\x89PNG'
+  # It is what training draws.
+  config = config_lib.parse_config([*flags, '--clients_per_round=5'])
+  wanted = run_data.load_partition(config, sources.load('digits'))
+  assert open(file).read() == wanted.dump_json()
+  code, read, _ = call(file)
+  assert code == main.DONE
+  shown = lambda text: [line.split()[0] for line in text.splitlines()]
+  assert 'Dirichlet(0.3), seed 2' in read
+  assert set(shown(drawn)) - set(shown(read)) == {'data', 'written', 'drawn'}
+  for text in (drawn, read):
+    assert all(len(line) <= 80 or '/' in line for line in text.splitlines())
+  code, again, _ = call(file, f'--plot={image}')
+  assert code == main.DONE and 'drawn' in again
+
+
+def test_compares_and_reads_runs(call, tmp_path):
+  (tmp_path / 'run').mkdir()
+  for name, seed in (('a.json', 0), ('run/partition.json', 1)):
+    assert (
+      call(*_DIGITS, f'--seed={seed}', f'--output={tmp_path / name}')[0] == 0
+    )
+  code, output, _ = call(str(tmp_path / 'a.json'), str(tmp_path / 'run'))
+  assert code == main.DONE
+  assert 'seed 0 / 1' in output and 'have another holder' in output
+  code, output, _ = call(str(tmp_path / 'a.json'), str(tmp_path / 'a.json'))
+  assert 'none: everybody holds the same' in output
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    (('a', 'b', 'c'), "'c': give at most 2 names"),
+    (('missing.json',), 'missing.json: it does not exist'),
+    (('{folder}',), 'partition.json: it does not exist'),
+    (('{file}', '--alpha=0.3'), '--alpha: has no effect on a partition'),
+    (('{file}', '--output=x'), '--output: has no effect on a partition'),
+    (('{file}', '{file}', '--plot=x'), '--plot: has no effect on two'),
+    (('{text}',), 'not a partition of tff_fssl'),
+    (('{pipe}',), 'not a regular file'),
+    ((*_DIGITS, '--output={folder}'), 'is a folder; give the name of a file'),
+    ((*_DIGITS, '--plot={folder}'), 'is a folder; give the name of a file'),
+    ((*_DIGITS, '--output={text}/x'), 'a file is in the way'),
+    ((*_DIGITS, '--partition=natural'), 'does not record owners of examples'),
+    ((*_DIGITS, '--alpha=0.3'), '--alpha: has no effect with --partition=iid'),
+    (('--zzz',), 'unknown flag --zzz'),
+  ],
+)
+def test_mistakes_are_one_line(call, tmp_path, arguments, words):
+  paths = {name: tmp_path / name for name in ('folder', 'file', 'text', 'pipe')}
+  paths['folder'].mkdir()
+  paths['text'].write_text('{}')
+  os.mkfifo(paths['pipe'])
+  call(*_DIGITS, f'--output={paths["file"]}')
+  code, output, errors = call(*(a.format(**paths) for a in arguments))
+  assert code == main.USAGE and not output
+  assert words in errors and errors.count('\n') == 1
+  assert sorted(p.name for p in tmp_path.iterdir()) == sorted(paths)
+
+
+def test_help_shows_what_decides_partitions(call):
+  code, output, _ = call('--help')
+  assert code == main.DONE
+  for flag in ('output', 'plot', 'partition', 'alpha', 'scenario', 'seed'):
+    assert f'  --{flag}=' in output
+  assert '--total_rounds' not in output
+  assert all(len(line) <= 80 for line in output.splitlines())
+
+
+def test_it_needs_no_tensorflow(tmp_path):
+  code = """
+import sys
+from tff_fssl.program import main, partitions
+code = main.run(partitions.partition_main, sys.argv[1:])
+assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)
+sys.exit(code)
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code, *_DIGITS, f'--plot={tmp_path / "a.png"}'],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+
+
+def _flagged(*argv):
+  return config_lib.parse_config([*_DIGITS, '--clients_per_round=2', *argv])
+
+
+def test_a_file_says_what_the_flags_are(call, tmp_path):
+  file = tmp_path / 'a.json'
+  made = ('--partition=shards', '--label_noise=0.1', '--num_validation=30')
+  labels = ('--scenario=labels_at_clients', '--num_labels=10', '--seed=7')
+  assert call(*_DIGITS, *made, *labels, f'--output={file}')[0] == 0
+  given = f'--partition_file={file}'
+  config = config_lib.parse_config(
+    ['--dataset=digits', '--clients_per_round=2', given]
+  )
+  run = config.run
+  assert (run.partition, run.num_validation, run.num_clients) == (
+    'shards',
+    30,
+    5,
+  )
+  assert config.round.scenario == 'labels_at_clients' and run.seed == 0
+  assert config.first_round == 1
+  assert _flagged(given, *made).flags() == config.flags()
+  partition = run_data.load_partition(config, sources.load('digits'))
+  assert partition.dump_json() == file.read_text()
+  assert partition.settings.seed == 7
+  # All of it together, as flags.txt has it.
+  typed = [f'--{n}={str(v)}' for n, v in config.flags().items()]
+  assert config_lib.parse_config(typed) == config
+
+
+@pytest.mark.parametrize(
+  'argv, words',
+  [
+    (['--alpha=0.3'], '--alpha=0.3: has no effect'),
+    (
+      ['--num_labels=50'],
+      '--num_labels=50: has no effect with --',
+    ),
+    (['--partition=dirichlet'], 'was made with iid; omit it'),
+    (
+      ['--dataset=cifar100', '--num_labels=100'],
+      'data with 10 classes, but --dataset=cifar100 has 100',
+    ),
+    (
+      ['--partition_file=missing'],
+      'a run that was made with it has a copy',
+    ),
+  ],
+)
+def test_flags_that_a_file_rules_out(call, tmp_path, argv, words):
+  file = tmp_path / 'a.json'
+  assert call(*_DIGITS, f'--output={file}')[0] == 0
+  with pytest.raises(partitions.UsageError) as error:
+    _flagged(f'--partition_file={file}', *argv)
+  assert words in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_file_of_other_data(call, tmp_path):
+  file = tmp_path / 'a.json'
+  assert call(*_DIGITS, f'--output={file}')[0] == 0
+  fields = json.loads(file.read_text())
+  fields['class_counts'][0] = fields['class_counts'][1]
+  file.write_text(json.dumps(fields))
+  config = _flagged(f'--partition_file={file}')
+  with pytest.raises(partitions.UsageError, match='made for other data'):
+    run_data.load_partition(config, sources.load('digits'))
+  fields['settings']['num_clients'] = 6
+  file.write_text(json.dumps(fields))
+  with pytest.raises(partitions.UsageError, match='json: not a part'):
+    _flagged(f'--partition_file={file}')
 
 
 def _build(labels=_LABELS, **kwargs):

@@ -1,13 +1,15 @@
+import base64
 from xml.etree import ElementTree
 
 from matplotlib import figure
 import numpy as np
+import pytest
 
 from tff_fssl import metrics
+from tff_fssl.hparams import UsageError
 from tff_fssl.program import csv_table
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
-from tff_fssl.program import plot_main
 from tff_fssl.program import plots
 from tff_fssl.program import runs
 
@@ -28,6 +30,39 @@ def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
     if r % 2 == 0:
       evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
   return str(folder)
+
+
+def test_the_program(tmp_path, capsys):
+  paths = [_run(tmp_path / 'a', 0), _run(tmp_path / 'b', 1, 'fixmatch')]
+  assert main.run(plots.plot_main, paths) == 0
+  output = capsys.readouterr().out
+  assert 'Test accuracy' in output and 'Pseudo-label rate' in output
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert main.run(plots.plot_main, paths[:1]) == 0
+  assert (tmp_path / 'a' / 'report' / 'curves.png').exists()
+  named = tmp_path / 'new' / 'x.png'
+  assert main.run(plots.plot_main, [*paths, f'--output={named}']) == 0
+  assert named.exists()
+
+
+def test_some_diagrams(tmp_path, capsys):
+  paths = [_run(tmp_path / 'a', 0), f'--output={tmp_path / "x.png"}']
+  assert main.run(plots.plot_main, [*paths, '--diagrams=ACCURACY, x']) == 2
+  assert "no diagram has 'x' in its title; there are: Test accuracy" in (
+    capsys.readouterr().err
+  )
+  assert not (tmp_path / 'x.png').exists()
+  assert main.run(plots.plot_main, [*paths, '--diagrams=TEST acc']) == 0
+  assert capsys.readouterr().out.endswith('x.png: Test accuracy\n')
+
+
+def test_what_cannot_be_drawn(tmp_path, capsys):
+  assert main.run(plots.plot_main, []) == 2
+  assert main.run(plots.plot_main, [str(tmp_path)]) == 2
+  assert 'is not a run' in capsys.readouterr().err
+  empty = _run(tmp_path / 'empty', 0, rounds=0)
+  with pytest.raises(UsageError, match='no round'):
+    runs.read_run(empty)
 
 
 def test_no_diagram_is_empty(tmp_path, monkeypatch):
@@ -54,22 +89,6 @@ def test_ticks_are_true():
     (-0.0, '0%'),
   ):
     assert plots._percent(value).replace('-0%', '0%') == text
-
-
-def _group(algorithm, variant=''):
-  return runs.RunGroup(f'{algorithm} {variant}', (), algorithm, variant)
-
-
-def test_a_method_has_one_style_in_every_figure():
-  (alone,) = plots.styles([_group('fl2')])
-  first, second = plots.styles([_group('fixmatch'), _group('fl2')])
-  assert second == alone and first.color != alone.color
-  (variant,) = plots.styles([_group('fl2', 'rho=0.2')])
-  many = [_group('fl2', f'rho={i}') for i in range(8)]
-  styles = plots.styles([_group('fl2'), _group('fl2', 'rho=0.2'), *many])
-  assert styles[:2] == [alone, variant]
-  assert variant.marker == alone.marker
-  assert len({s.color for s in styles}) == len(styles)
 
 
 def test_bytes_and_hours(tmp_path, capsys):
@@ -102,75 +121,24 @@ def test_bytes_and_hours(tmp_path, capsys):
   np.testing.assert_allclose(mean, [0.2, 0.4])
   for axis in ('bytes', 'hours'):
     argv = [str(path), f'--x={axis}', f'--output={tmp_path / axis}.png']
-    assert main.run(plot_main.plot_main, argv) == 0
-  assert main.run(plot_main.plot_main, [str(path), '--x=miles']) == 2
+    assert main.run(plots.plot_main, argv) == 0
+  assert main.run(plots.plot_main, [str(path), '--x=miles']) == 2
   other = _run(tmp_path / 'b', 0)
-  assert main.run(plot_main.plot_main, [other, '--x=hours']) == 2
+  assert main.run(plots.plot_main, [other, '--x=hours']) == 2
   assert 'nothing to draw over hours' in capsys.readouterr().err
 
 
-def test_lines_of_pages_are_not_pale(tmp_path):
-  paths = [
-    _run(tmp_path / str(i), 0, 'fixmatch', alpha=i / 10) for i in range(1, 13)
-  ]
-  groups = runs.group_runs([runs.read_run(path) for path in paths])
-  pages = [style.color for style in plots.page_styles(groups)]
-  assert len(set(pages)) == len(groups)
-  for color in pages:
-    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    assert min(channels) + max(channels) <= 2 * 0.6 * 255
+def test_a_group_has_a_style_of_its_own():
+  groups = [runs.RunGroup(str(i), ()) for i in range(12)]
+  assert len(set(plots.styles(groups))) == len(groups)
 
 
-def _draw(name, label='what', title='x'):
-  with plots.suit_page():
-    canvas = figure.Figure(figsize=(3, 2))
-    axes = canvas.subplots()
-    axes.plot([1, 2, 3], marker='o')
-    axes.plot([3, 2, 1], color='0.3')  # As in legends of `plots`.
-    axes.fill_between([0, 1, 2], [1, 2, 3])
-    axes.set_title(title)
-  return plots.render_svg(canvas, name, label)
-
-
-def test_text_has_the_color_of_the_page():
-  text = _draw('a')
-  assert 'currentColor' in text and '#010203' not in text
-  assert '#4c4c4c' not in text
-  assert '<text' in text and 'metadata' not in text
-
-
-def test_a_diagram_is_the_same_every_time_and_shares_no_id():
-  first, second = _draw('a'), _draw('b')
-  assert first == _draw('a')
-
-  def ids(text):
-    root = ElementTree.fromstring(text)
-    return [e.get('id') for e in root.iter() if e.get('id')]
-
-  assert len(ids(first)) == len(set(ids(first)))
-  assert not set(ids(first)) & set(ids(second))
-
-
-def test_control_characters_are_escaped():
-  text = _draw('a', title='a\x1b[31m\x01\u202eb\nc')
-  root = ElementTree.fromstring(text)
-  shown = {e.text for e in root.iter() if e.text}
-  assert {'a\\x1b[31m\\x01\\u202eb', 'c'} <= shown
-
-
-def test_references_lead_to_what_is_there():
-  root = ElementTree.fromstring(_draw('a'))
-  ids = {e.get('id') for e in root.iter()}
-  used = [e.get('href') for e in root.iter() if e.tag == 'use']
-  clips = [e.get('clip-path') for e in root.iter() if e.get('clip-path')]
-  assert used and clips
-  assert {href[1:] for href in used} <= ids
-  assert {clip[len('url(#') : -1] for clip in clips} <= ids
-
-
-def test_texts_are_texts():
-  text = _draw('a', label='a "<b>', title='$x <script>')
-  root = ElementTree.fromstring(text)
-  assert root.get('aria-label') == 'a "<b>' and root.get('role') == 'img'
-  assert '<script>' not in text
-  assert '$x <script>' in {e.text for e in root.iter() if e.text}
+def test_a_picture_of_a_page_is_the_same_every_time():
+  counts = np.eye(3, dtype=int)
+  names = ('$x <script>', 'a\x1b[31m', 'b')
+  draw = lambda: plots.draw_confusion(counts, names)
+  url = plots.svg_url(draw, 'a')
+  assert url == plots.svg_url(draw, 'a')
+  content = base64.b64decode(url.removeprefix('data:image/svg+xml;base64,'))
+  texts = {e.text for e in ElementTree.fromstring(content).iter() if e.text}
+  assert {'$x <script>', 'a\\x1b[31m'} <= texts

@@ -2,12 +2,15 @@
 
 import contextlib
 import csv
+import dataclasses
 import errno
 import os
 import pathlib
+import shlex
 import signal
 import sys
 import time
+import types
 
 import faulty_disk
 import numpy as np
@@ -15,14 +18,18 @@ import pytest
 import tiny_tfds
 
 from tests.program import fakes
+from tff_fssl.algorithms import registry
+from tff_fssl.data import partition_draw
+from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
+from tff_fssl.program import config
 from tff_fssl.program import console
+from tff_fssl.program import inputs
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import train_main
 
 _CLIENTS = '--scenario=labels_at_clients'
-# Little to trace.
 _SMALL = (
   '--dataset=digits',
   '--algorithm=supervised',
@@ -36,6 +43,106 @@ _SMALL = (
   '--total_rounds=4',
   '--tensorboard=false',
 )
+
+
+def test_settings_say_what_is_evaluated():
+  flags = ['--dataset=digits', '--num_validation=100', '--max_bad_rounds=7']
+  task = types.SimpleNamespace(
+    config=config.parse_config([*flags, '--num_labels=40']),
+    data=types.SimpleNamespace(test=range(1_500)),
+  )
+  settings = train_main.build_settings(task)
+  assert settings.evaluated_on == '1,500 test and 100 validation examples'
+  assert settings.max_bad_rounds == 7 and settings.first_round == -9
+
+
+def test_another_partition_is_refused(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path))
+  tasks = []
+  for seed in (0, 1):
+    given = ['--dataset=digits', '--num_labels=40', f'--seed={seed}']
+    settings = config.parse_config(given).partition_settings
+    partition = partition_draw.build_partition(np.arange(1_000) % 10, settings)
+    data = types.SimpleNamespace(class_names=tuple('abcdefghij'))
+    digests = inputs.Inputs(data.class_names, {}, str(seed), {})
+    tasks.append(
+      types.SimpleNamespace(partition=partition, data=data, inputs=digests)
+    )
+  train_main.check_data(tasks[1], tree)  # There is none yet.
+  train_main.record_data(tasks[0], tree)
+  train_main.check_data(tasks[0], tree)
+  with pytest.raises(UsageError, match='made with other partition'):
+    train_main.check_data(tasks[1], tree)
+
+
+def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
+  entry = dataclasses.replace(
+    registry.REGISTRY['supervised'],
+    name='paper',
+    # The second has no effect without clients' batch norm.
+    round_defaults={'client_epochs': 3, 'batch_norm_statistics': 'batch_mean'},
+  )
+  monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
+  small = ['--algorithm=paper', *(f for f in _SMALL if 'algorithm' not in f)]
+  for given, shown in ((small, '2'), (small[:-3], '3')):
+    parsed = config.parse_config(given)
+    task = types.SimpleNamespace(
+      config=parsed,
+      data=types.SimpleNamespace(
+        name='digits',
+        train=[],
+        test=[],
+        example_shape=(8, 8, 1),
+        num_classes=10,
+      ),
+      partition=partition_draw.build_partition(
+        np.arange(1_000) % 10, parsed.partition_settings
+      ),
+      network=types.SimpleNamespace(trainable_weights=[]),
+    )
+    lines = train_main.banner(task, None, None, None, None).splitlines()
+    (line,) = [line for line in lines if line.startswith('  with ')]
+    assert line.split() == ['with', f'--client_epochs={shown}']
+
+
+def test_parts_that_are_not_reached():
+  flags = ['--streaming_steps=10', '--streaming_rounds=5', '--total_rounds']
+  for total, words in (
+    (16, '--total_rounds=16: clients have 4 of --streaming_steps=10 parts'),
+    (45, 'have 9 of --streaming_steps=10 parts of their examples; the last'),
+    (46, ''),
+  ):
+    given = config.parse_config([*flags[:2], f'{flags[2]}={total}'])
+    said = train_main.unreached_parts(given)
+    assert words in said and bool(said) == bool(words)
+
+
+def test_the_command_that_resumes_pre_training(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path / 'a run'))
+  settings = fakes.settings(first_round=-4)
+  command = console.command_line('train', f'--flagfile={tree.flags_file}')
+  os.makedirs(tree.checkpoints)
+  for saved, words in (
+    (None, 'at the start'),
+    (-5, 'at the start'),
+    (-2, 'after pre-training 3/5'),
+    (2, 'after round 2'),
+  ):
+    if saved is not None:
+      pathlib.Path(checkpoint.path_of(tree.checkpoints, saved)).touch()
+    text = train_main.how_to_resume(settings, tree)
+    assert text == f'To continue {words}:\n  {command}'
+
+
+def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
+  file = tmp_path / 'net.py'
+  file.write_text('def build(images, num_classes, norm): pass\n')
+  tree = output_tree.OutputTree('a run')
+  for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
+    given = config.parse_config(['--dataset=digits', f'--model={model}'])
+    command = train_main.evaluate_command(given, tree)
+    words = shlex.split(console.command_line('evaluate'))
+    assert shlex.split(command) == [*words, 'a run', *more]
 
 
 def _train(folder, *flags):
@@ -143,7 +250,6 @@ def _edit(path, old, new):
 @pytest.mark.parametrize(
   'file, old, new, words',
   [
-    ('flags.txt', '=800', '=abc', ['flags.txt: --total_rounds=abc is not a']),
     ('metrics/train.csv', '\n2,', '\n1,', ['train.csv: is not a table of']),
   ],
 )
@@ -257,7 +363,6 @@ def test_an_availability_file_that_is_wrong(unfinished, capsys):
   path.write_text('client,from,to\n100,1,5\n')
   words = [flag, 'line 2: client 100: clients are 0 to 99']
   _assert_refused(_train(new, flag), words, capsys)
-  assert not new.exists()
   words = ['--availability_file= there', f'{path} now']
   _assert_refused(_train(folder, flag), words, capsys)
   assert _files(folder) == files
@@ -336,13 +441,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize('restart', [(), ('--restart',)])
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_signals_in_the_start_leave_no_folder(
+def test_signals_in_the_start_end_the_program(
   number, restart, tmp_path, monkeypatch, capsys
 ):
   folder = tmp_path / 'run'
   if restart:
     fakes.run(folder, total_rounds=2)
-  files = _files(folder)
 
   def terminate(config, tree, view, source):
     assert tree.is_new and os.path.isdir(tree.checkpoints)
@@ -357,8 +461,9 @@ def test_signals_in_the_start_leave_no_folder(
   assert end.value.code == 128 + number
   how = 'terminated' if number == signal.SIGTERM else 'interrupted'
   assert capsys.readouterr().err == f'error: {how}\n'
-  assert _files(folder) == files
-  assert os.listdir(tmp_path) == (['run'] if restart else [])
+  # The run that was there is kept.
+  names = ['run', 'run.old_1'] if restart else ['run']
+  assert sorted(os.listdir(tmp_path)) == names
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 

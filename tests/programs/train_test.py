@@ -22,15 +22,15 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import experiment
 from tff_fssl.program import exported
 from tff_fssl.program import main
-from tff_fssl.program import managers
 from tff_fssl.program import output_tree
-from tff_fssl.program import plot_main
+from tff_fssl.program import plots
 from tff_fssl.program import summary
 from tff_fssl.program import train_main
+from tff_fssl.program import training
 from tff_fssl.program import warm_start
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
@@ -112,11 +112,11 @@ def test_a_partition_from_a_file_gives_the_same_run(finished, tmp_path):
   os.unlink(file)
   for examples in ('test', 'validation'):
     argv = [folder, f'--examples={examples}']
-    assert main.run(evaluate_main.evaluate_main, argv) == 0
+    assert main.run(evaluation.evaluate_main, argv) == 0
   model = os.path.join(folder, 'model')
-  assert main.run(evaluate_main.evaluate_main, [model]) == 0
+  assert main.run(evaluation.evaluate_main, [model]) == 0
   argv = [model, '--examples=validation']
-  assert main.run(evaluate_main.evaluate_main, argv) == main.USAGE
+  assert main.run(evaluation.evaluate_main, argv) == main.USAGE
   assert _train(folder, f'--partition_file={file}') == main.USAGE
   own = output_tree.OutputTree(folder).partition_json
   assert _train(folder, f'--partition_file={own}') == 0
@@ -338,7 +338,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
   flags += ('--rounds_per_evaluation=1', '--server_learning_rate=0.2')
   whole, killed = str(tmp_path / 'whole'), str(tmp_path / 'killed')
   assert _train(whole, *flags) == 0
-  save = managers.DurableProgramStateManager.save
+  save = training.DurableProgramStateManager.save
 
   async def die(self, state, version):
     await save(self, state, version)
@@ -346,7 +346,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
 
   while not os.path.exists(os.path.join(killed, 'summary.json')):
     with monkeypatch.context() as patch:
-      patch.setattr(managers.DurableProgramStateManager, 'save', die)
+      patch.setattr(training.DurableProgramStateManager, 'save', die)
       assert _train(killed, *flags) in (0, 130)
   a, b = output_tree.OutputTree(whole), output_tree.OutputTree(killed)
   best = summary.best_round_num(a.eval_csv)
@@ -440,7 +440,7 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
       file.writelines(checkpoint.encode(leaves, owner))
     content = _bytes(path)
     for program, argv in (
-      (evaluate_main.evaluate_main, [folder]),
+      (evaluation.evaluate_main, [folder]),
       (
         train_main.train_main,
         [*_FLAGS, f'--output_dir={folder}', '--total_rounds=5'],
@@ -468,7 +468,7 @@ def test_evaluations_agree(finished, capsys):
     ([tree.model], '4', 'test'),
     ([tree.model_best], best, 'test'),
   ):
-    assert main.run(evaluate_main.evaluate_main, argv) == 0
+    assert main.run(evaluation.evaluate_main, argv) == 0
     words = capsys.readouterr().out.split()
     accuracy = float(words[words.index('accuracy') + 1])
     expected = float(rows[row][f'{split}/accuracy'])
@@ -487,12 +487,12 @@ def test_evaluations_agree(finished, capsys):
 )
 def test_evaluations_that_cannot_be(finished, argv, word, capsys):
   argv = [argument.replace('RUN', finished[0]) for argument in argv]
-  assert main.run(evaluate_main.evaluate_main, argv) == 2
+  assert main.run(evaluation.evaluate_main, argv) == 2
   assert word in capsys.readouterr().err
 
 
 def test_plots(finished, capsys):
-  assert main.run(plot_main.plot_main, [finished[0]]) == 0
+  assert main.run(plots.plot_main, [finished[0]]) == 0
   assert 'Learning status' in capsys.readouterr().out
 
 
@@ -561,7 +561,7 @@ def test_layers_that_do_not_train(finished, tmp_path, capsys):
   np.testing.assert_array_equal(*stays)
   assert np.any(changes[0][0] != changes[1][0])
   for what in (folder, f'{folder}/model'):
-    assert main.run(evaluate_main.evaluate_main, [what]) == 0
+    assert main.run(evaluation.evaluate_main, [what]) == 0
     words = capsys.readouterr().out.split()
     accuracy = float(words[words.index('accuracy') + 1])
     np.testing.assert_allclose(
@@ -580,7 +580,7 @@ def test_layers_that_do_not_train(finished, tmp_path, capsys):
     if damaged is not None:
       pathlib.Path(tree.frozen).write_bytes(damaged)
     for program, argv in (
-      (evaluate_main.evaluate_main, [folder]),
+      (evaluation.evaluate_main, [folder]),
       (train_main.train_main, [*_FLAGS, f'--output_dir={folder}', *flags]),
       (
         train_main.train_main,

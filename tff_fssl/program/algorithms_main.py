@@ -14,7 +14,7 @@ from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
-from tff_fssl.program import papers
+from tff_fssl.program import papers_main
 from tff_fssl.program import run_hparams
 from tff_fssl.program import usage
 
@@ -97,13 +97,13 @@ def _overview() -> str:
     ]
     row += ['no' if _refusal(entry, asked) else _YES for asked in _ASKED]
     rows.append(row)
-  papers = {e.name: e.paper for e in registry.REGISTRY.values() if e.paper}
+  papers_main = {e.name: e.paper for e in registry.REGISTRY.values() if e.paper}
   more = f'{console.command("algorithms")} NAME explains one.'
   return '\n'.join(
     [
       *_columns(rows),
       '',
-      console.table(papers, indent=0),
+      console.table(papers_main, indent=0),
       '',
       _LEGEND,
       '',
@@ -137,7 +137,7 @@ def _page(entry: registry.Entry) -> str:
     lines += ['', 'Configurations, for --flagfile:', *(f'  {n}' for n in names)]
   tables = dict.fromkeys(
     row.table
-    for row in papers.rows().values()
+    for row in papers_main.rows().values()
     if row.flags.get('algorithm') == entry.name
   )
   if tables:

@@ -1,6 +1,6 @@
 """`tff-fssl`: all programs as one command."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import importlib
 import sys
 from typing import NoReturn
@@ -13,7 +13,7 @@ from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import usage
 
-# Program -> its purpose. `NAME_main.NAME_main` is its function.
+# Program -> its purpose. Its function is `NAME_main`.
 _PROGRAMS = {
   'train': 'Trains a model, or continues a run that was stopped.',
   'runs': 'Lists runs and their status.',
@@ -23,10 +23,19 @@ _PROGRAMS = {
   'report': 'Reports on runs, as one HTML page.',
   'data': 'Lists the data sets, or looks one over.',
   'sweep': 'Searches flags by validation accuracy.',
-  'papers': "Lists, times, runs and compares the rows of the papers' tables.",
+  'papers': "Lists, explains, times and runs the rows of the papers' tables.",
   'partition': 'Draws, describes or compares partitions of the examples.',
   'deploy': 'Writes an algorithm as an app of a federation (Flower).',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
+}
+# The modules of those that others import, too. The rest are `NAME_main`.
+_MODULES = {
+  'runs': 'runs',
+  'evaluate': 'evaluation',
+  'plot': 'plots',
+  'compare': 'compare',
+  'report': 'report',
+  'partition': 'partitions',
 }
 # The one program without a module of its own.
 _CONFIGS = 'configs'
@@ -53,9 +62,18 @@ def main() -> int:
   # A user's own file that calls this function, not the console script.
   if script.endswith('.py'):
     name = f'python {script}'
-    console.set_own_file(script)
   console.name_programs(f'{name} {{}}')
   return main_lib.run(command_main)
+
+
+def load(program: str) -> Callable[[Sequence[str]], int]:
+  """Imports the function of a program, such as 'train'."""
+  # Only the program's own module: others import slow packages.
+  name = f'{program}_main'
+  module = importlib.import_module(
+    f'tff_fssl.program.{_MODULES.get(program, name)}'
+  )
+  return getattr(module, name)
 
 
 def command_main(argv: Sequence[str]) -> int:
@@ -76,9 +94,7 @@ def command_main(argv: Sequence[str]) -> int:
     raise UsageError(f'no program was named; give one of {allowed}')
   name, arguments = argv[0], argv[1:]
   if name in _PROGRAMS:
-    # Only the program's own module: others import slow packages.
-    module = importlib.import_module(f'tff_fssl.program.{name}_main')
-    return getattr(module, f'{name}_main')(arguments)
+    return load(name)(arguments)
   if usage.wants_help([name]):
     console.show(_help())
   elif name == '--version':

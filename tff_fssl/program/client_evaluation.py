@@ -20,7 +20,6 @@ from tff_fssl.models import server_model
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment
-from tff_fssl.program import managers
 from tff_fssl.program import run_data
 from tff_fssl.program import training
 from tff_fssl.rounds import client_accuracy
@@ -145,7 +144,7 @@ def evaluate_local_models(
     )
     try:
       structure = training.state_structure(process, source)
-      state = managers.fill_structure(leaves, structure).process
+      state = training.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:

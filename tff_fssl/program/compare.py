@@ -1,23 +1,46 @@
-"""Tables that compare runs over seeds, with Welch's tests."""
+"""Tables that compare runs over seeds, with tests: `programs/compare.py`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import csv
+import dataclasses
+import io
 import math
+import os
 import textwrap
 from typing import NamedTuple
 import warnings
 
 import numpy as np
 
+from tff_fssl import durable
+from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.data import inspection
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
 from tff_fssl.program import catalogue
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import csv_table
+from tff_fssl.program import console
+from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
+from tff_fssl.program import main as main_lib
 from tff_fssl.program import runs as runs_lib
 from tff_fssl.program import summary
 
+_USAGE = (
+  'programs/compare.py RUN RUN [RUN ...] [--columns=WORD,...] [--markdown]'
+)
+_ABOUT = (
+  'Compares runs at equal budgets, as tables. Runs that differ only in'
+  ' their seeds form a group, shown by mean and sample standard deviation:'
+  ' accuracy, pseudo-labels, seconds, bytes and compute (the most, for a client'
+  " of mean size). The test accuracy of the first run's group is compared with"
+  " each other group by Welch's t-test and by the paired t-test of"
+  ' runs with equal data, partition and initial weights (seed), whose'
+  ' p-values are also corrected for the number of groups (Holm). RUN is the'
+  ' --output_dir of programs/train.py. A path that is not a run, or a run'
+  ' without an evaluation, is skipped with a warning.'
+)
 # The figure that tables and tests compare.
 TEST_ACCURACY = 'test/accuracy'
 # Pseudo-labels and seconds are means over this many last rounds.
@@ -38,8 +61,6 @@ _SCALES = {
 }
 
 
-# Columns of a terminal.
-_WIDTH = 100
 # Those of the label of a row, at most, and of the space between two columns.
 _LABEL_WIDTH, _SPACE = 34, 2
 # What the titles of the columns of results begin with that a terminal shows.
@@ -53,7 +74,6 @@ _USUAL = (
   'time of a round',
   'GFLOP a client',
 )
-_MOST_COLUMNS = 8
 # Flags that may change in a run, but on which results depend within rounding.
 _ROUNDING = {
   'runtime',
@@ -122,56 +142,13 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
     for run in group.runs:
       first = seen.setdefault(run.seed, run)
       if first is not run:
-        problem = _repetition(first, run)
-        raise UsageError(f'{first.path} and {run.path} {problem}')
-
-
-def _repetition(first: runs_lib.Run, second: runs_lib.Run) -> str:
-  """Says how two runs of equal flags and seed differ."""
-  seed, hindrances = first.seed, _hindrances(first, second)
-  files = {run.flags.get('partition_file', '') for run in (first, second)}
-  if hindrances == ['partition'] or (len(files) > 1 and not _known(first)):
-    return (
-      'differ only in --partition_file, by which runs are not grouped; omit'
-      f' one of them, or train one with another seed than --seed={seed}'
-    )
-  equal = f'have equal flags and --seed={seed}, but'
-  if hindrances:
-    return f'{equal} other {" and ".join(hindrances)}; omit one of them'
-  if unequal := _unequal_results(first, second):
-    usual = runs_lib.usual_flags()
-    threads = {
-      f'--{name}': [run.flags.get(name, usual[name]) for run in (first, second)]
-      for name in sorted(_ROUNDING)
-    }
-    software = [
-      f'{name} {" / ".join(values)}'
-      for name, values in {**threads, **_made_by([first, second])}.items()
-      if len({*values}) > 1
-    ]
-    reason = ', '.join(software) or 'other code or threads'
-    if not first.inputs or not second.inputs:
-      reason += ', or data, which older runs do not record'
-    return f'{equal} unequal results ({unequal}): {reason}; omit one of them'
-  return (
-    f'do not differ, not even in --seed={seed}: they are one sample; omit one'
-    ' of them'
-  )
-
-
-def _unequal_results(first: runs_lib.Run, second: runs_lib.Run) -> str:
-  """Names the first value of the tables that differs, or returns ''."""
-  for mine, theirs in zip(first.rows[:2], second.rows[:2]):
-    of_round = {row[csv_table.KEY]: row for row in theirs}
-    for row in mine:
-      other = of_round.get(row[csv_table.KEY], {})
-      for column, value in row.items():
-        if other.get(column, value) != value:
-          return (
-            f'{column} in round {row[csv_table.KEY]}: {value} and'
-            f' {other[column]}'
-          )
-  return ''
+        other = _hindrances(first, run)
+        but = f', but other {" and ".join(other)}' if other else ''
+        raise UsageError(
+          f'{first.path} and {run.path} have equal flags and --seed={run.seed}'
+          f'{but}: they would count as two samples; omit one of them, or train'
+          ' one with another seed'
+        )
 
 
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
@@ -265,7 +242,7 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
   Args:
     results: The first of `tables`.
     words: Parts of titles, in any case. Columns with one of them are taken. If
-      there are none, at most `_MOST_COLUMNS` of the usual ones.
+      there are none, the usual ones, as many as 80 columns hold.
 
   Returns:
     The table, with the labels and the numbers of runs.
@@ -290,13 +267,18 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
     # In the order of the words, each once.
     chosen = list(dict.fromkeys(sum(map(containing, words), [])))
   else:
-    usual = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
-    chosen = usual[:_MOST_COLUMNS]
+    chosen = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
+    while len(chosen) > 1 and not _fits(results.select([0, 1, *chosen])):
+      chosen.pop()
   return results.select([0, 1, *chosen])
 
 
+def _fits(table: Table) -> bool:
+  return max(map(len, _plain_lines(table))) <= console.WIDTH
+
+
 def plain_text(shown: Sequence[Table]) -> str:
-  """Writes tables with aligned columns, if possible at most 100 wide."""
+  """Writes tables with aligned columns, if possible at most 80 wide."""
   return '\n\n'.join('\n'.join(_plain_lines(table)) for table in shown)
 
 
@@ -304,7 +286,7 @@ def _plain_lines(table: Table) -> list[str]:
   """Writes a table: the titles, a rule, and the rows."""
   columns = list(zip(table.header, *table.rows))
   widths = [_column_width(column) for column in columns[1:]]
-  left = _WIDTH - sum(widths) - _SPACE * len(widths)
+  left = console.WIDTH - sum(widths) - _SPACE * len(widths)
   label_width = max(min(left, _LABEL_WIDTH), 12)
   label_width = min(label_width, max(map(len, columns[0])))
   lines = []
@@ -365,33 +347,32 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
       f'the groups also differ in {"; ".join(differing)}: differences in'
       ' accuracy may come from that'
     )
-  known = [run for run in members if run.inputs]
   other_data = [
-    f'{run.path} has other {" and ".join(names)} than {known[0].path}'
-    for run in known[1:]
-    if (names := _other_data(known[0], run))
+    f'{run.path} has other {" and ".join(names)} than {members[0].path}'
+    for run in members[1:]
+    if (names := _other_data(members[0], run))
   ]
   if other_data:
     found.append(
       f'runs are of different data: {inspection.shown(other_data)}; differences'
       ' in accuracy may come from that'
     )
-  unpaired = [
-    f'{groups[0].label} and {group.label}, {reason}'
-    for group in groups[1:]
-    for reason in _reasons(groups[0], group)
-  ]
+  unpaired: dict[str, list[str]] = {}
+  for group in groups[1:]:
+    for ours, theirs in _of_equal_seeds(groups[0], group):
+      # Other data are a remark of their own.
+      told = _other_data(ours, theirs)
+      other = [n for n in _hindrances(ours, theirs) if n not in told]
+      if other:
+        who = f'{group.label} (other {" and ".join(other)})'
+        unpaired.setdefault(who, []).append(ours.seed)
   if unpaired:
+    pairs = [f'{who}, seeds {", ".join(s)}' for who, s in unpaired.items()]
     found.append(
-      'runs of one seed are not paired, since they differ in more than the'
-      f' method: {"; ".join(unpaired)}'
+      f'runs of one seed of {groups[0].label} and others are not paired, since'
+      f' they differ in more than the method: {"; ".join(pairs)}'
     )
   return found
-
-
-def _known(run: runs_lib.Run) -> bool:
-  """Tells whether a run has recorded its partition."""
-  return bool(run.inputs and run.inputs.partition)
 
 
 def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
@@ -400,58 +381,31 @@ def _other_data(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
     return []
   names = one.inputs.differences(other.inputs)
   # With protected clients, the partition is not known. The seed draws it.
-  if not _known(one) and one.seed != other.seed:
+  if not one.inputs.partition and one.seed != other.seed:
     names = [n for n in names if not n.startswith(inputs_lib.VALIDATION)]
   return names
 
 
 def _hindrances(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
-  """Names what keeps two runs from being a pair."""
+  """Names what keeps two runs of the same seed from being a pair."""
   found = _other_data(one, other)
-  if one.inputs and other.inputs and _known(one) and _known(other):
+  if one.inputs and other.inputs:
     if one.inputs.partition != other.inputs.partition:
       found.append('partition')
-  elif one.seed != other.seed:
-    found.append('seed')
-  starts = {
-    run.flags.get('init_from') or f'--seed={run.seed}' for run in (one, other)
-  }
+  starts = {run.flags.get('init_from', '') for run in (one, other)}
   return [*found, *['initial weights'] * (len(starts) > 1)]
 
 
-def _pairs(
+def _of_equal_seeds(
   ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
 ) -> list[tuple[runs_lib.Run, runs_lib.Run]]:
-  """Pairs runs with equal data, partition and initial weights."""
-  pairs, left = [], list(theirs.runs)
-  for run in ours.runs:
-    fitting = [other for other in left if not _hindrances(run, other)]
-    if fitting:
-      # Several are possible only with --init_from.
-      other = min(fitting, key=lambda o: o.seed != run.seed)
-      left.remove(other)
-      pairs.append((run, other))
-  return pairs
-
-
-def _reasons(
-  ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
-) -> Iterator[str]:
-  """Says what hinders pairs of runs of the same seed."""
-  paired = {id(run) for pair in _pairs(ours, theirs) for run in pair}
-  seeds: dict[str, list[str]] = {}
-  for run in ours.runs:
-    for other in theirs.runs:
-      if run.seed != other.seed or {id(run), id(other)} & paired:
-        continue
-      # Other data are a remark of their own.
-      told = _other_data(run, other)
-      left = [n for n in _hindrances(run, other) if n not in told]
-      if left:
-        seeds.setdefault(' and '.join(left), []).append(run.seed)
-  for names, of_seeds in seeds.items():
-    s = 's' * (len(of_seeds) > 1)
-    yield f'seed{s} {inspection.shown(of_seeds)} (other {names})'
+  """Returns the runs of two groups that have the same seed."""
+  return [
+    (run, other)
+    for run in ours.runs
+    for other in theirs.runs
+    if run.seed == other.seed
+  ]
 
 
 def _made_by(members: Sequence[runs_lib.Run]) -> dict[str, list[str]]:
@@ -574,7 +528,11 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     theirs = [accuracy(run) for run in group.runs]
     welch = _welch_p_value(ours, theirs)
     pairs = np.array(
-      [[*map(accuracy, both)] for both in _pairs(groups[0], group)]
+      [
+        [*map(accuracy, both)]
+        for both in _of_equal_seeds(groups[0], group)
+        if not _hindrances(*both)
+      ]
     ).reshape(-1, 2)
     paired = paired_p_value(pairs)
     paired_p_values.append(paired)
@@ -673,3 +631,80 @@ def p_value(value: float) -> str:
   if not math.isfinite(value):
     return ''
   return f'{value:.3f}' if value >= 0.001 else '< 0.001'
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareHparams:
+  """Flags of `programs/compare.py`."""
+
+  last_round: int = hparam(
+    0,
+    'Rounds after this one are ignored. 0: the last round that all runs have'
+    ' evaluated.',
+    minimum=0,
+  )
+  columns: str = hparam(
+    '',
+    'The columns to show: words of their titles, separated by commas, such as'
+    ' test,GFLOP. If empty, the most usual ones, as many as a line holds.',
+  )
+  markdown: bool = hparam(
+    False,
+    'Prints Markdown, with all columns unless --columns is given.',
+  )
+  csv: str = hparam(
+    '',
+    'Also write all columns to this file, with a column for each standard'
+    ' deviation.',
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+@main_lib.command(_USAGE, _ABOUT, CompareHparams, missing=runs_lib.NO_RUN)
+def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
+  """Compares runs over seeds, as tables."""
+  if settings.csv:
+    main_lib.check_output('csv', settings.csv)
+    folder = os.path.dirname(os.path.abspath(settings.csv))
+    if not os.path.isdir(folder):
+      raise UsageError(
+        f'--csv={settings.csv}: there is no folder {folder}; make it, or give'
+        ' another file'
+      )
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  run_groups = runs_lib.group_runs(
+    runs_lib.read_all(paths, main_lib.warn, TEST_ACCURACY)
+  )
+  check_seeds(run_groups)
+  common = last_common_round(run_groups)
+  last_round = settings.last_round or common
+  if last_round > common:
+    raise UsageError(
+      f'--last_round={last_round}: the last round that all runs have evaluated'
+      f' is {common}'
+    )
+  console.show(
+    f'Rounds up to {last_round}; mean ± standard deviation over runs.\n'
+  )
+  results, *tests = tables(run_groups, last_round)
+  words = [word.strip() for word in settings.columns.split(',') if word.strip()]
+  shown = results
+  if words or not settings.markdown:
+    shown = select_columns(results, words)
+  write = markdown if settings.markdown else plain_text
+  console.show(write([shown, *tests]))
+  if settings.csv:
+    table = io.StringIO(newline='')
+    csv.writer(table).writerows(comma_separated(results))
+    with durable.storage_errors('--csv'):
+      durable.write_file(settings.csv, [table.getvalue().encode()])
+  for text in remarks(run_groups):
+    line = f'{text[:1].upper()}{text[1:]}.'
+    console.show('\n' + '\n'.join(console.wrapped(line)))
+  left_out = [title for title in results.header if title not in shown.header]
+  if left_out and not words:
+    console.show(
+      '\n' + '\n'.join(console.wrapped(f'More columns: {"; ".join(left_out)}.'))
+    )

@@ -18,7 +18,6 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.models import names as model_names
-from tff_fssl.program import checks
 from tff_fssl.program import flags
 from tff_fssl.program import run_config
 from tff_fssl.program import run_hparams as run_hparams_lib
@@ -158,7 +157,7 @@ def build_config(parsed: flags.ParsedFlags) -> Config:
     run=_reset(config.run, idle),
     participation=_reset(config.participation, idle),
   )
-  checks.check(config)
+  run_config.check(config)
   if not run.output_dir:
     # Names of TFDS's and the hub's sets have slashes.
     data_set = data_name(run.dataset).replace('/', '-')

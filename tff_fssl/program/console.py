@@ -61,45 +61,26 @@ def command(program: str) -> str:
   return _program_template.format(program)
 
 
-# The user's file that is the program now (docs/extending.md); '' if none is.
-_own_file = ''
-
-
-def set_own_file(path: str) -> None:
-  """Sets the user's Python file that is the program now."""
-  global _own_file
-  _own_file = path and os.path.realpath(path)
-
-
-def own_file() -> str:
-  """Returns the user's Python file that is the program now, or ''."""
-  return _own_file
-
-
 class Command(str):
   """A command, which is never wrapped: its first line alone is another one."""
 
 
-def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
+def command_line(program: str, *arguments: str) -> Command:
   """Writes the command that runs a program here, as a shell takes it.
 
   Args:
     program: The program, such as 'train'.
     *arguments: Its arguments, not quoted.
-    own_file: The user's Python file that is to run it. '': the current one, if
-      any.
 
   Returns:
     One line, however long. It runs in the current folder, by this Python.
   """
   script = sys.argv[0]
   path = os.path.join(_ROOT, 'programs', f'{program}.py')
-  if own_file:
-    # Only there are the user's algorithms registered.
-    words = [processes.python(), own_file, program]
-  elif _program_template == _OF_SOURCE and os.path.isfile(path):
+  if _program_template == _OF_SOURCE and os.path.isfile(path):
     words = [processes.python(), processes.shorter(path)]
   elif script.endswith('.py') and _program_template != _OF_SOURCE:
+    # The user's algorithms are registered there.
     words = [processes.python(), script, program]
   else:
     # Installed, but perhaps in an environment that is not active.

@@ -106,7 +106,6 @@ def _read_run(
   config = evaluation.read_run_config(
     run,
     evaluation.EvaluateHparams(run_model_file=settings.run_model_file),
-    'deploy',
     flags.arguments(typed),
   )
   old = run.read_flags()

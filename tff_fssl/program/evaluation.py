@@ -1,14 +1,18 @@
-"""Evaluates checkpoints of runs and exported models."""
+"""`programs/evaluate.py`: accuracy of checkpoints and of exported models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
+import json
+import math
 import os
 import re
 import types
 from typing import Any, NamedTuple
 
+from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import data_hparams
@@ -21,15 +25,27 @@ from tff_fssl.models import names as model_names
 from tff_fssl.models import server_model
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
+from tff_fssl.program import console
 from tff_fssl.program import exported
 from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
+from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import run_hparams
 from tff_fssl.program import runs
 from tff_fssl.program import summary
 from tff_fssl.program import warm_start
 
+_USAGE = 'programs/evaluate.py RUN|MODEL [RUN|MODEL ...] [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Evaluates checkpoints of runs (RUN is the --output_dir of programs/train.py)'
+  ' or exported models (MODEL is a folder model/ or model_best/, or a copy of'
+  ' it), on the data set that they were trained for. With --federated, at the'
+  ' clients, on their held-out examples: mean, spread and deciles of their'
+  ' accuracies. With --local_models, the models that clients train from it. A'
+  ' path that is neither, or a run without a checkpoint, is skipped with a'
+  ' warning. Only numbers are read from these files: they are safe to open.'
+)
 RunHparams = run_hparams.RunHparams
 LAST, BEST = 'last', 'best'
 
@@ -185,15 +201,12 @@ def evaluate(
   return _evaluate_loaded(_load_model(folder, settings), settings, warn)
 
 
-def load_run(
-  folder: str, settings: EvaluateHparams, program: str = 'evaluate'
-) -> LoadedRun:
+def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
   """Loads a checkpoint and the data of its run.
 
   Args:
     folder: The run's folder.
     settings: Which checkpoint, and where the data are.
-    program: The program that needs it, for messages.
 
   Returns:
     These.
@@ -203,7 +216,7 @@ def load_run(
     UsageError: If the checkpoint or the data cannot be used.
   """
   tree = output_tree.OutputTree(folder)
-  config = read_run_config(tree, settings, program)
+  config = read_run_config(tree, settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
@@ -238,7 +251,6 @@ def load_run(
 def read_run_config(
   tree: output_tree.OutputTree,
   settings: EvaluateHparams,
-  program: str,
   more: Sequence[str] = (),
 ) -> config_lib.Config:
   """Reads the configuration of a run.
@@ -246,7 +258,6 @@ def read_run_config(
   Args:
     tree: The run.
     settings: The folder of the data, and permissions.
-    program: The program that needs it, for messages.
     more: Arguments that take precedence over the run's flags.
 
   Returns:
@@ -259,8 +270,7 @@ def read_run_config(
   if tree.read_flags().get('partition_file'):
     # The file may have changed; the run has a copy.
     arguments.append(f'--partition_file={tree.partition_json}')
-  with flags.naming_own_file(arguments, program, tree.path):
-    return read_config(tree.path, [*arguments, *more], settings)
+  return read_config(tree.path, [*arguments, *more], settings)
 
 
 def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
@@ -269,12 +279,9 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   if problem:
     raise UsageError(f'{folder}: is not a whole exported model ({problem})')
   about = exported.read_about(folder)
-  given = about.get('flags')
-  round_num: Any = about.get('round')
-  if not isinstance(given, dict):
-    raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
-  # The record may be anybody's: only texts of flags are taken from it.
-  values = {name: hparams.format_value(v) for name, v in given.items()}
+  round_num = about['round']
+  # Only texts of flags are taken from a record that may be downloaded.
+  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
   # Test examples are the same in any partition.
   flag = f'--examples={settings.examples}' * (settings.examples != 'test')
   flag = '--federated' if settings.federated else flag
@@ -305,8 +312,8 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
 def _check_classes(folder: str, classes: Any, task: Any) -> None:
   """Refuses data of other classes than a model's (`UsageError`)."""
   here = task.data.class_names
-  # Older runs do not say them, and damaged records not as a list.
-  if not isinstance(classes, (list, tuple)) or tuple(classes) == here:
+  # Older runs do not say them.
+  if not classes or tuple(classes) == here:
     return
   pairs = zip(classes, here)
   number, (old, new) = next(
@@ -321,24 +328,17 @@ def _check_classes(folder: str, classes: Any, task: Any) -> None:
 
 
 def moment_flags(about: Mapping[str, Any]) -> list[str]:
-  """Writes the flags of a model's own mean and deviation.
+  """Writes the flags of a model's own mean and deviation, if it has them.
 
   Args:
-    about: The record of the export, perhaps damaged.
-
-  Returns:
-    The flags, if the model has both.
+    about: The record of the export.
   """
-  inputs = about.get('inputs_of_model.keras')
-  if not isinstance(inputs, dict):
-    return []
-  numbers = [(name, inputs.get(name)) for name in ('mean', 'std')]
-  flags_of = [
-    f'--{name}={",".join(map(str, values))}'
-    for name, values in numbers
-    if isinstance(values, list)
+  inputs = about['inputs_of_model.keras']
+  return [
+    f'--{name}={",".join(map(str, inputs[name]))}'
+    for name in ('mean', 'std')
+    if name in inputs
   ]
-  return flags_of if len(flags_of) == len(numbers) else []
 
 
 def _evaluate_loaded(
@@ -555,3 +555,61 @@ def _rows(
       for name, value in result.items()
     },
   }
+
+
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  EvaluateHparams,
+  missing='no folder was given; give one, a run or an exported model',
+)
+def evaluate_main(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
+  """Measures the accuracy of a run or of an exported model."""
+  _check(settings, parsed)
+  main_lib.quiet(settings.verbose)
+  # An empty line between two tables, none before the first.
+  breaks = itertools.chain([''], itertools.repeat('\n'))
+
+  def evaluate_one(path: str) -> dict[str, Any]:
+    done = evaluate(
+      os.path.normpath(path), settings, parsed.is_set('round'), main_lib.warn
+    )
+    console.show(next(breaks) + console.table(done.rows), flush=True)
+    return {'model': done.rows['model'], **_plain(done.figures)}
+
+  records = runs.read_each(parsed.positional, evaluate_one, main_lib.warn)
+  if settings.output:
+    content = f'{json.dumps(records, indent=2)}\n'.encode()
+    with durable.storage_errors('--output'):
+      durable.write_file(settings.output, [content])
+
+
+def _check(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
+  """Refuses flags that do not fit together (`UsageError`)."""
+  if settings.federated and 'examples' in parsed.command_line:
+    raise UsageError(
+      f'--examples={settings.examples}: with --federated, the examples are'
+      ' those that clients hold out; omit one of the two'
+    )
+  folder = os.path.dirname(os.path.abspath(settings.output))
+  if settings.output and (
+    os.path.isdir(settings.output) or not os.path.isdir(folder)
+  ):
+    raise UsageError(
+      f'--output={settings.output}: is a folder, or in none that exists; give'
+      ' the name of a file'
+    )
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+  """Converts figures to JSON's types, with None for NaN."""
+  plain: dict[str, Any] = {}
+  for name, value in figures.items():
+    if isinstance(value, Mapping):
+      plain[name] = _plain(value)
+    elif name.startswith('num_'):
+      plain[name] = int(value)
+    else:
+      # Standard JSON has no NaN, and NumPy's scalars are not serializable.
+      plain[name] = None if math.isnan(value) else float(value)
+  return plain

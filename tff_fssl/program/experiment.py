@@ -33,10 +33,10 @@ from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.program import checkpoint
-from tff_fssl.program import checks
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import inputs as inputs_lib
 from tff_fssl.program import loggers
+from tff_fssl.program import run_config
 from tff_fssl.program import run_data
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
@@ -376,8 +376,8 @@ def build_task(
   data = sources.load_found(config.info, run.data_dir or None)
   partition = run_data.load_partition(config, data)
   data = run_data.normalize(config, data, partition)
-  checks.check_cohort(config, partition.num_clients)
-  checks.check_labeled_majority(
+  run_config.check_cohort(config, partition.num_clients)
+  run_config.check_labeled_majority(
     config, sum(map(bool, map(len, partition.client_labeled)))
   )
   return Task(

@@ -7,7 +7,6 @@ size and SHA-256 of each other file. A folder is complete if all of this holds.
 import hashlib
 import json
 import os
-import re
 import shutil
 from typing import Any
 
@@ -21,14 +20,6 @@ KERAS_FILE = 'model.keras'
 ABOUT_FILE = 'about.json'
 CARD_FILE = 'README.md'
 _FORMAT = 1
-# The files of an export. Any other file in its folder belongs to somebody else.
-_OURS = re.compile(
-  r'saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|assets|variables'
-  r'|variables/variables\.(index|data-\d{5}-of-\d{5})'
-  r'|model\.keras|about\.json|manifest\.json|README\.md'
-  # Temporary names under which TensorFlow and `durable` write them.
-  r'|variables/variables_temp.*|\.writing_(about\.json|manifest\.json|README\.md)'
-)
 # Beside the folder: a rename must not leave its file system.
 _NEW, _OLD = '.writing_', '.replaced_'
 
@@ -40,17 +31,11 @@ def new_folder(folder: str) -> str:
 
 def write_manifest(folder: str, round_num: int) -> None:
   """Describes a folder's files, already flushed, or raises `UsageError`."""
-  described = {}
-  for name in _names(folder):
-    path = os.path.join(folder, name)
-    if not os.path.isdir(path):
-      size, digest = _measure(path)
-      described[name] = {'size': size, 'sha256': digest}
   manifest = {
     'format': _FORMAT,
     'tff_fssl': tff_fssl.__version__,
     'round': round_num,
-    'files': described,
+    'files': {n: _measure(os.path.join(folder, n)) for n in _names(folder)},
   }
   durable.write_file(
     os.path.join(folder, MANIFEST), [json.dumps(manifest, indent=2).encode()]
@@ -66,45 +51,39 @@ def problem(folder: str, round_num: int | None = None) -> str:
   """
   try:
     manifest = files.read_json(os.path.join(folder, MANIFEST))
-    if manifest['format'] != _FORMAT:
-      return f'its format is {manifest["format"]!r}, not {_FORMAT}'
-    described = {
-      str(name): (int(about['size']), str(about['sha256']))
-      for name, about in manifest['files'].items()
-    }
-    of_round = int(manifest['round'])
-    if KERAS_FILE not in described or ABOUT_FILE not in described:
-      return f'{MANIFEST} does not name all files'
-    for name, expected in described.items():
-      # A hostile manifest could name a file outside of the folder.
-      if '..' in name.split('/') or not _OURS.fullmatch(name):
+    described = manifest['files']
+    if manifest['format'] != _FORMAT or not {KERAS_FILE, ABOUT_FILE} <= {
+      *described
+    }:
+      return f'{MANIFEST} is of another version'
+    for name, about in described.items():
+      # A downloaded manifest could name a file outside of the folder.
+      if os.path.isabs(name) or '..' in name.split('/'):
         return f'{MANIFEST} names {name!r}'
-      if _measure(os.path.join(folder, name)) != expected:
+      if _measure(os.path.join(folder, name)) != about:
         return f'{name} is not the file that was written'
+    if round_num not in (None, manifest['round']):
+      return f'it was exported after round {manifest["round"]}'
   except files.FileError as error:
     return f'{os.path.basename(error.path)}: {error.reason}'
-  except (KeyError, TypeError, ValueError, AttributeError):
+  except (AttributeError, KeyError, TypeError):
     return f'{MANIFEST} is damaged'
-  if round_num is not None and of_round != round_num:
-    return f'it was exported after round {of_round}'
   return ''
 
 
 def check_replaceable(folder: str) -> None:
-  """Refuses a folder with files of no export (`UsageError`)."""
-  for path in (folder, _beside(folder, _NEW), _beside(folder, _OLD)):
-    if not os.path.lexists(path):
-      continue
-    odd = ''
-    if os.path.islink(path) or not os.path.isdir(path):
-      odd = 'it is not a folder'
-    else:
-      others = [n for n in _names(path) if not _OURS.fullmatch(n)]
-      if others:
-        odd = f'it holds {others[0]!r}, which no export wrote'
-    if odd:
+  """Refuses a folder with files that its export did not write (`UsageError`).
+
+  They would be removed with the old model.
+  """
+  path = os.path.join(folder, MANIFEST)
+  if os.path.lexists(path):
+    ours = {MANIFEST, *files.read_json(path).get('files', ())}
+    others = [name for name in _names(folder) if name not in ours]
+    if others:
       raise UsageError(
-        f'{path}: {odd}, which the exported model would replace; move it away'
+        f'{folder}: it holds {others[0]!r}, which no export wrote, and which'
+        ' the exported model would replace; move it away'
       )
 
 
@@ -115,7 +94,6 @@ def replace(folder: str) -> None:
     folder: The folder. Its `new_folder` is complete and flushed.
   """
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
-  check_replaceable(folder)
   if os.path.exists(folder):
     durable.rename(folder, old)
   durable.rename(new, folder)
@@ -123,13 +101,8 @@ def replace(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-  """Removes the leftovers of a killed export of `folder`.
-
-  Raises:
-    UsageError: If other files are in the way.
-  """
+  """Removes the leftovers of a killed export of `folder`."""
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
-  check_replaceable(folder)
   shutil.rmtree(new, ignore_errors=True)
   # Killed between the two renames of `replace`: undo the first one.
   if os.path.exists(old) and not os.path.exists(folder):
@@ -148,22 +121,20 @@ def _beside(folder: str, prefix: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-  """Lists relative paths of everything in a folder."""
+  """Lists the relative paths of all files in a folder."""
   return sorted(
-    os.path.relpath(os.path.join(path, name), folder)
-    for path, folders, names in os.walk(folder)
-    for name in [*folders, *names]
+    os.path.relpath(os.path.join(parent, name), folder)
+    for parent, _, names in os.walk(folder)
+    for name in names
   )
 
 
-def _measure(path: str) -> tuple[int, str]:
+def _measure(path: str) -> dict[str, Any]:
   """Measures size and SHA-256 of a file, or raises `FileError`."""
-  digest, size = hashlib.sha256(), 0
-  with files.open_binary(path) as file:
-    try:
-      while chunk := file.read(2**20):
-        digest.update(chunk)
-        size += len(chunk)
-    except OSError as error:
-      raise files.FileError(path, files.reason_of(error)) from error
-  return size, digest.hexdigest()
+  try:
+    with files.open_binary(path) as file:
+      stream: Any = file
+      digest = hashlib.file_digest(stream, 'sha256').hexdigest()
+    return {'size': os.path.getsize(path), 'sha256': digest}
+  except OSError as error:
+    raise files.FileError(path, files.reason_of(error)) from error

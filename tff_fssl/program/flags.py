@@ -1,12 +1,10 @@
 """Flags made from dataclasses of `hparam` fields.
 
-Syntax and types are absl's. Beyond absl, the command line beats flagfiles
-wherever --flagfile stands, positional arguments and unknown flags are errors,
-and each error is one line with the given value and the allowed ones.
+The syntax is absl's. The command line beats flagfiles wherever --flagfile
+stands. Each error is one line with the given value and the allowed ones.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
 import functools
@@ -15,19 +13,12 @@ import pathlib
 import textwrap
 from typing import Any
 
-from absl import flags as absl_flags
-
 import tff_fssl
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
-# A flagfile comes with a run's folder, and may be hostile.
-_MAX_FLAGFILE_BYTES = 2**20
-_MAX_FLAGFILES = 100
-# Begins a flagfile, and names the Python file that wrote it.
-_OWN_FILE = '# Written by '
 # The folder of flagfiles that come with the package.
 _CONFIGS = 'configs'
 
@@ -119,28 +110,6 @@ class ParsedFlags:
     return cls(**{**given, **replaced})
 
 
-class _NumberParser(absl_flags.ArgumentParser):
-  """absl's parser, with a message that names the allowed values."""
-
-  def __init__(self, number_type: type[Any]):
-    self._number_type = number_type
-
-  def parse(self, argument: Any) -> Any:
-    try:
-      return self._number_type(argument)
-    except ValueError as error:
-      allowed = 'a whole number' if self._number_type is int else 'a number'
-      raise ValueError(f'must be {allowed}') from error
-
-
-class _BooleanParser(absl_flags.BooleanParser):
-  def parse(self, argument: Any) -> bool:
-    try:
-      return super().parse(argument)
-    except (TypeError, ValueError) as error:
-      raise ValueError('must be true or false') from error
-
-
 def parse(
   argv: Sequence[str],
   groups: Sequence[Group],
@@ -161,38 +130,97 @@ def parse(
   Raises:
     UsageError: One line with the given value and the allowed ones.
   """
-  flag_values = _define(groups)
+  fields = {n: field for group in groups for n, field in group.named_fields()}
+  values = {name: field.default for name, field in fields.items()}
   from_files, typed = _split_flagfiles(argv)
-  in_files = {}
-  # One argument at a time, so that an error can name its file.
+  in_files: dict[str, str] = {}
   for argument, origin in from_files:
-    before = _present(flag_values)
-    if _parse_into(flag_values, [argument], f' (in {origin})'):
-      raise UsageError(f'{origin}: {argument!r} is not a flag')
-    for name, count in _present(flag_values).items():
-      if count != before[name]:
-        in_files[name] = origin
-  before = _present(flag_values)
-  positional = _parse_into(flag_values, typed, '')
+    # One argument at a time, so that an error can name its file.
+    names, _ = _parse_into(values, fields, [argument], f' (in {origin})')
+    in_files |= dict.fromkeys(names, origin)
+  names, positional = _parse_into(values, fields, typed, '')
   if positional and not allow_positional:
     raise UsageError(
       f'{positional[0]!r} is not a flag; flags are written --name=value, and'
       ' nothing else is allowed here (--helpfull lists the flags)'
     )
-  after = _present(flag_values)
-  values = {name: flag_values[name].value for name in before}
-  for name, value in [*values.items(), *(('', p) for p in positional)]:
-    for text in value if isinstance(value, list) else [value]:
-      _check_text(f'--{name}=' if name else '', text)
-  values = {
-    n: tuple(v) if isinstance(v, list) else v for n, v in values.items()
-  }
-  return ParsedFlags(
-    values,
-    frozenset(name for name in before if after[name] != before[name]),
-    in_files,
-    tuple(positional),
-  )
+  return ParsedFlags(values, frozenset(names), in_files, tuple(positional))
+
+
+def _parse_into(
+  values: dict[str, Any],
+  fields: Mapping[str, dataclasses.Field],
+  given: Sequence[str],
+  origin: str,
+) -> tuple[list[str], list[str]]:
+  """Sets the values of flags: (names that were set, other arguments).
+
+  Args:
+    values: The values so far, which are changed. A flag of several values adds
+      one.
+    fields: All flags.
+    given: Arguments: '--NAME=VALUE', '--NAME', 'VALUE', '--NAME' and '--noNAME'
+      of a boolean. '--' ends the flags.
+    origin: The file that they are from, for messages.
+  """
+  names: list[str] = []
+  positional: list[str] = []
+  todo = iter(given)
+  for argument in todo:
+    if argument == '--':
+      positional += todo
+      break
+    if not argument.startswith('-') or argument == '-':
+      _check_text('', argument)
+      positional.append(argument)
+      continue
+    name, has_value, text = argument.lstrip('-').partition('=')
+    negated = fields.get(name.removeprefix('no'))
+    if name not in fields and negated and type(negated.default) is bool:
+      name, has_value, text = name.removeprefix('no'), '=', 'false'
+    if name not in fields:
+      raise UsageError(_unknown(name, origin, list(fields)))
+    kind = type(fields[name].default)
+    if not has_value and kind is bool:
+      text = 'true'
+    elif not has_value:
+      text = next(todo, '')
+      if not text:
+        raise UsageError(f'missing value for --{name}{origin}')
+    _check_text(f'--{name}=', text)
+    try:
+      value = _read_value(kind, text)
+    except ValueError as error:
+      raise UsageError(f'--{name}={text}: {error}{origin}') from error
+    values[name] = (*values[name], text) if kind is tuple else value
+    names.append(name)
+  return names, positional
+
+
+def _read_value(kind: type[Any], text: str) -> Any:
+  """Converts a flag's text, or raises ValueError with the allowed values."""
+  if kind is bool:
+    if text.lower() not in ('true', 't', '1', 'false', 'f', '0'):
+      raise ValueError('must be true or false')
+    return text.lower() in ('true', 't', '1')
+  if kind not in (int, float):
+    return text
+  try:
+    return kind(text)
+  except ValueError as error:
+    allowed = 'a whole number' if kind is int else 'a number'
+    raise ValueError(f'must be {allowed}') from error
+
+
+def _unknown(name: str, origin: str, names: Sequence[str]) -> str:
+  """Writes the message on an unknown flag, with similar names."""
+  close = functools.partial(difflib.get_close_matches, name.lower(), names)
+  longer = [n for n in names if name.lower() in n][:3]
+  matches = close(n=3, cutoff=0.8) or longer or close(n=1)
+  hint = f'; did you mean --{", --".join(matches)}?' if matches else ''
+  if ' ' in name:
+    hint = '; flags are written --name=value'
+  return f'unknown flag --{name}{origin}{hint} (--helpfull lists all flags)'
 
 
 def _check_text(prefix: str, value: Any) -> None:
@@ -256,75 +284,10 @@ def comments(texts: Sequence[str]) -> list[str]:
   ]
 
 
-def flagfile_text(values: dict[str, Any], own_file: str = '') -> str:
-  """Makes a flagfile.
-
-  Args:
-    values: Name -> value of each flag.
-    own_file: The user's Python file without which these flags mean nothing.
-
-  Returns:
-    Its text, with a comment that names the file. Flags are sorted by name.
-  """
-  # A path with a line feed could smuggle a flag into the file.
-  head = f'{_OWN_FILE}{own_file}\n' if own_file.isprintable() else ''
+def flagfile_text(values: Mapping[str, Any]) -> str:
+  """Writes a flagfile of name -> value, sorted by name."""
   lines = arguments(dict(sorted(values.items())))
-  return head * bool(own_file) + ''.join(f'{line}\n' for line in lines)
-
-
-def own_file_of(path: str) -> str:
-  """Reads the name of the user's Python file that wrote a flagfile.
-
-  Args:
-    path: The flagfile, perhaps a stranger's.
-
-  Returns:
-    The printable name in the flagfile, or '' if it has none or cannot be read.
-    Nothing may be run because of it.
-  """
-  try:
-    lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
-  except files.FileError:
-    return ''
-  first = lines[0] if lines else ''
-  name = first.removeprefix(_OWN_FILE)
-  return name if name != first and name.isprintable() else ''
-
-
-@contextlib.contextmanager
-def naming_own_file(
-  argv: Sequence[str], program: str, *arguments: str
-) -> Iterator[None]:
-  """Adds to errors in flags that a user's Python file wrote them.
-
-  Args:
-    argv: Arguments, some of them `--flagfile=FILE`.
-    program: The program with which the user continues.
-    *arguments: Its arguments.
-
-  Yields:
-    Once, for the flags to be parsed and checked.
-
-  Raises:
-    UsageError: As the block does. If another file of the user's wrote one of
-      the flagfiles, the error names it.
-  """
-  try:
-    yield
-  except UsageError as error:
-    for argument in argv:
-      path = argument.partition('=')[2]
-      if not argument.startswith('--flagfile='):
-        continue
-      own_file = own_file_of(path)
-      # The name is only shown: a stranger's file must not be run.
-      if own_file not in ('', console.own_file()):
-        raise UsageError(
-          f'{path} was written by {own_file}, a program whose algorithms and'
-          f' flags are not all known here ({error}); if you trust that file:'
-          f'\n  {console.command_line(program, *arguments, own_file=own_file)}'
-        ) from error
-    raise
+  return ''.join(f'{line}\n' for line in lines)
 
 
 def read_flagfile(path: str) -> dict[str, str]:
@@ -341,91 +304,11 @@ def read_flagfile(path: str) -> dict[str, str]:
   return {name: value for name, _, value in pairs}
 
 
-def is_value(field: dataclasses.Field, text: str) -> bool:
-  """Says whether a text is a value of the flag's type, in any range."""
-  kind = type(field.default)
-  try:
-    if kind is bool:
-      _BooleanParser().parse(text)
-    elif kind in (int, float):
-      _NumberParser(kind).parse(text)
-  except ValueError:
-    return False
-  return True
-
-
-def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
-  """Defines all flags, in a `FlagValues` of their own."""
-  flag_values = absl_flags.FlagValues()
-  for group in groups:
-    for name, field in group.named_fields():
-      default: Any = field.default
-      kind, text = type(default), field.metadata['help']
-      flag: absl_flags.Flag[Any]
-      # The field's own type decides, not absl's: a bool is also an int.
-      if kind is bool:
-        flag = absl_flags.BooleanFlag(name, default, text)
-        flag.parser = _BooleanParser()
-      else:
-        make = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
-        parser: absl_flags.ArgumentParser[Any] = absl_flags.ArgumentParser()
-        if kind in (int, float):
-          parser = _NumberParser(kind)
-        serializer = absl_flags.ArgumentSerializer[Any]()
-        flag = make(parser, serializer, name, default, text)
-      absl_flags.DEFINE_flag(flag, flag_values)
-  return flag_values
-
-
-def _names(flag_values: absl_flags.FlagValues) -> list[str]:
-  special = ('flagfile', 'undefok')
-  return [name for name in flag_values if name not in special]
-
-
-def _present(flag_values: absl_flags.FlagValues) -> dict[str, int]:
-  """Counts how often each flag was set."""
-  return {name: flag_values[name].present for name in _names(flag_values)}
-
-
-def _parse_into(
-  flag_values: absl_flags.FlagValues, arguments: list[str], origin: str
-) -> list[str]:
-  """Parses arguments, and returns those that are not flags."""
-  names = _names(flag_values)
-  # Positional arguments may come before flags.
-  flag_values.set_gnu_getopt(True)
-  try:
-    # absl's --undefok, which ignores unknown flags, would bypass this check.
-    for argument in arguments:
-      if argument.lstrip('-').partition('=')[0] == 'undefok' and (
-        argument.startswith('-')
-      ):
-        raise absl_flags.UnrecognizedFlagError('undefok')
-    return flag_values(['', *arguments])[1:]
-  except absl_flags.UnrecognizedFlagError as error:
-    name = error.flagname
-    close = functools.partial(difflib.get_close_matches, name.lower(), names)
-    longer = [n for n in names if name.lower() in n][:3]
-    matches = close(n=3, cutoff=0.8) or longer or close(n=1)
-    hint = f'; did you mean --{", --".join(matches)}?' if matches else ''
-    if name.startswith('-') or ' ' in name:
-      hint = '; flags are written --name=value'
-    raise UsageError(
-      f'unknown flag --{name}{origin}{hint} (--helpfull lists all flags)'
-    ) from error
-  except (absl_flags.Error, ValueError) as error:
-    message = str(error)
-    message = message.removeprefix('flag ').replace(' = ', '=', 1)
-    message = message.replace('Missing value for flag ', 'missing value for ')
-    raise UsageError(f'{message}{origin}') from error
-
-
 def _split_flagfiles(
   argv: Sequence[str],
 ) -> tuple[list[tuple[str, str]], list[str]]:
   """Splits arguments: ([(argument, flagfile)], [the other arguments])."""
   from_files, others = [], []
-  num_read: list[str] = []
   arguments = iter(argv)
   for argument in arguments:
     name, equals, value = argument.partition('=')
@@ -436,12 +319,12 @@ def _split_flagfiles(
       value = next(arguments, '')
     if not value:
       raise UsageError('--flagfile: must be followed by the name of a file')
-    from_files += _read_flagfile(value, (), num_read)
+    from_files += _read_flagfile(value, ())
   return from_files, others
 
 
 def _read_flagfile(
-  path: str, including: tuple[str, ...], already_read: list[str]
+  path: str, including: tuple[str, ...]
 ) -> list[tuple[str, str]]:
   """Reads a flagfile and those that it names: [(argument, file)]."""
   _check_text('--flagfile=', path)
@@ -454,15 +337,8 @@ def _read_flagfile(
   # Links could hide that a file includes itself.
   if os.path.realpath(path) in map(os.path.realpath, including):
     raise UsageError(f'--flagfile={path}: the file includes itself')
-  already_read.append(path)
-  # Files that each include two others would be exponentially many.
-  if len(already_read) > _MAX_FLAGFILES:
-    raise UsageError(
-      f'--flagfile={already_read[0]}: it includes too many files; at most'
-      f' {_MAX_FLAGFILES} are allowed in all'
-    )
   try:
-    lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
+    lines = files.read_text(path).splitlines()
   except files.FileError as error:
     raise UsageError(
       f'--flagfile={path}: cannot be read: {error.reason}{_similar_file(path)}'
@@ -479,7 +355,7 @@ def _read_flagfile(
       )
     name, _, value = line.partition('=')
     if name in ('--flagfile', '-flagfile'):
-      result += _read_flagfile(value, (*including, path), already_read)
+      result += _read_flagfile(value, (*including, path))
     else:
       result.append((line, path))
   return result

@@ -4,12 +4,12 @@
 same. They depend neither on the machine nor on where the data are.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import importlib.metadata
 import json
 import os
 import platform
-from typing import Any
 
 import numpy as np
 
@@ -125,22 +125,32 @@ def read(path: str) -> Inputs | None:
   """
   if not os.path.lexists(path):
     return None
-  values = files.read_json(path, limit=2**24)
+  values = files.read_json(path)
   if values.pop('format', None) != _FORMAT:
     raise files.FileError(path, f'its format is not {_FORMAT!r}')
-  try:
-    return Inputs(
-      tuple(map(str, values['classes'])),
-      _texts(values['digests']),
-      str(values['partition']),
-      _texts(values['made_by']),
-    )
-  except (AttributeError, KeyError, TypeError) as error:
-    raise files.FileError(path, 'it is damaged') from error
+  return Inputs(**{**values, 'classes': tuple(values['classes'])})
 
 
-def _texts(values: Any) -> dict[str, str]:
-  return {str(name): str(text) for name, text in values.items()}
+def installed(packages: Sequence[str]) -> str:
+  """Lists the versions of this package, of Python and of others.
+
+  Args:
+    packages: Names on the package index. Packages that are not installed are
+      skipped.
+
+  Returns:
+    'tff_fssl 0.1.0, Python 3.11.2, ...'.
+  """
+  found = [
+    f'tff_fssl {tff_fssl.__version__}',
+    f'Python {platform.python_version()}',
+  ]
+  for package in packages:
+    try:
+      found.append(f'{package} {importlib.metadata.version(package)}')
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return ', '.join(found)
 
 
 def _step(x: np.ndarray, number: int) -> int:

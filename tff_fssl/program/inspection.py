@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
-import os
 from typing import TypeAlias
 
 import numpy as np
@@ -12,14 +11,11 @@ import numpy as np
 from tff_fssl.data import augment
 from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
-from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import seeds
-from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program import experiment
-from tff_fssl.program import partitions
 from tff_fssl.program import predictions
 from tff_fssl.program import run_data
 
@@ -43,7 +39,6 @@ def look_over(
   task: experiment.Task,
   model: server_model.ServerModel,
   prediction: server_model.Prediction | None,
-  recorded: str = '',
   changed: Sequence[str] = (),
 ) -> predictions.ModelFigures:
   """Inspects a model and its training data.
@@ -56,14 +51,13 @@ def look_over(
     task: Its data and network.
     model: The model, of arrays.
     prediction: The way of predicting. None: by its network alone.
-    recorded: The run's file of its partition, which may be missing.
     changed: Parts of the data that are not those of the run.
 
   Returns:
     The figures.
   """
   prediction = prediction or server_model.Prediction()
-  doubts = [*_doubts_of_data(task), *_doubts_of_partition(task, recorded)]
+  doubts = _doubts_of_data(task)
   if changed:
     doubts.append(f'data: the {" and ".join(changed)} are not those of the run')
   figures = predictions.ModelFigures(name, task.data.class_names, doubts=doubts)
@@ -210,25 +204,6 @@ def _doubts_of_data(task: experiment.Task) -> list[str]:
     (train.x, test.x), (train.y, test.y), called
   )
   return [f'data: {problem.text}' for problem in problems]
-
-
-def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
-  """Describes how the recorded partition differs from the flags'."""
-  if not os.path.lexists(recorded):
-    return []
-  try:
-    partition = partition_lib.read(recorded)
-    partition.check(task.data.train.y)
-    if partition.has_same_examples(task.partition):
-      return []
-    rows = partitions.compare(task.partition, partition)
-  except UsageError as error:
-    return [f'partition.json: {error}']
-  text = 'partition.json differs from the flags'
-  if task.config.is_private:
-    return [text]
-  found = rows.get('moved', rows.get('differences', ''))
-  return [f'{text}: {found}']
 
 
 def _add_clients(

@@ -7,7 +7,6 @@ remedy), 3 no finite update, 130 Ctrl-C, 141 a reader closed standard output
 
 import asyncio
 import atexit
-import codecs
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -33,14 +32,11 @@ from tff_fssl.program import flags
 from tff_fssl.program import training_types
 from tff_fssl.program import usage
 
-# The name of our handler for characters that a terminal lacks.
-_REPLACING = 'tff_fssl.readable'
 # What a message has before each command, which must stay in one piece.
 _COMMAND = '\n  '
 # New objects between two passes of Python's garbage collector, whose own number
 # of 700 costs a start a tenth of its time: graphs are many objects that stay.
 _NEW_OBJECTS = 20_000
-_PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
 _T = TypeVar('_T')
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # `timeout make train` signals the program, its process group and, through make,
@@ -246,7 +242,7 @@ def _check_streams() -> None:
     reconfigure = getattr(stream, 'reconfigure', None)
     if reconfigure is not None:
       # A name in another script must not end a program with a traceback.
-      reconfigure(errors=_REPLACING)
+      reconfigure(errors='backslashreplace')
 
 
 def _flush() -> None:
@@ -265,18 +261,6 @@ def _drop_output() -> None:
     # Python flushes standard output once more at exit.
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-def _replace(error: UnicodeError) -> tuple[str, int]:
-  """Replaces characters that a terminal's encoding lacks: '+-' for '±'."""
-  if not isinstance(error, UnicodeEncodeError):
-    raise error
-  part = error.object[error.start : error.end]
-  text = ''.join(_PLAIN.get(c) or ascii(c)[1:-1] for c in part)
-  return text, error.end
-
-
-codecs.register_error(_REPLACING, _replace)
 
 
 def _is_about_us(record: logging.LogRecord) -> bool:

@@ -25,11 +25,8 @@ data/               data that the server's computation reads, if large
 """
 
 from collections.abc import Sequence
-import contextlib
 import fcntl
 import os
-import re
-import stat
 import time
 from typing import Any
 
@@ -40,21 +37,13 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import console
 from tff_fssl.program import flags
 
 LOCK = '.lock'
-_HOLDER = 'process '  # What a lock begins with.
 # A folder with this file is a run.
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
-# Leftovers of an early kill: folders with files that the next start rewrites.
-_EARLY = {
-  'checkpoints': re.compile(r'(?!)'),
-  'metrics': re.compile(r'(?!)'),
-  'data': re.compile(r'(\.writing_)?server_examples_[0-9a-f]{16}\.bin'),
-}
 # Files that show more of clients than the sum of their updates, and why. All
 # other files of a run that protects its clients may be published.
 PRIVATE_FILES = {
@@ -119,33 +108,20 @@ class LockedFolder:
       UsageError: If another program has locked it, or it cannot be locked.
     """
     path = os.path.join(self.path, LOCK)
-    is_new = not os.path.lexists(path)
-    with contextlib.ExitStack() as exits:
-      with durable.storage_errors():
-        lock = os.open(
-          path,
-          # Neither a link nor a named pipe in place of the lock may trick or
-          # block the program.
-          os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-          0o666,
-        )
-      exits.callback(os.close, lock)
-      # Locked before it is written: its text names the holder.
-      _acquire(lock, self.path)
-      me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
-      text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
+    with durable.storage_errors():
+      lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
       try:
-        with durable.storage_errors():
-          durable.write_all(lock, text, path)
-          # The last holder's text may have been longer.
-          os.ftruncate(lock, len(text))
-      except UsageError:
-        if is_new:
-          with contextlib.suppress(OSError):
-            os.unlink(path)
+        # Locked before it is written: its text names the holder.
+        _acquire(lock, self.path)
+        me = f'process {os.getpid()} on {os.uname().nodename}'
+        text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
+        durable.write_all(lock, text, path)
+        # The last holder's text may have been longer.
+        os.ftruncate(lock, len(text))
+      except BaseException:
+        os.close(lock)
         raise
-      self._lock = lock
-      exits.pop_all()
+    self._lock = lock
 
   def close(self) -> None:
     """Lets another program use the folder."""
@@ -161,19 +137,10 @@ class LockedFolder:
 
   def check_path(self) -> None:
     """Refuses a path that is not a folder (`UsageError`)."""
-    try:
-      mode = os.stat(self.path).st_mode
-    except FileNotFoundError:
-      if not os.path.islink(self.path):
-        return
-      reason = 'it is a broken link'
-    except OSError as error:
-      reason = files.reason_of(error)
-    else:
-      if stat.S_ISDIR(mode):
-        return
-      reason = 'it is not a folder'
-    raise UsageError(f'--output_dir={self.path}: {reason}; choose another')
+    if os.path.lexists(self.path) and not os.path.isdir(self.path):
+      raise UsageError(
+        f'--output_dir={self.path}: it is not a folder; choose another'
+      )
 
 
 def is_held(folder: str) -> bool:
@@ -200,34 +167,19 @@ def holder(folder: str) -> tuple[str, float]:
 
 def _acquire(lock: int, folder: str) -> None:
   """Locks an open file, or raises `UsageError` if that is not possible."""
-  path = os.path.join(folder, LOCK)
-  holder = b'not a file'
-  if stat.S_ISREG(os.fstat(lock).st_mode):
-    holder = os.read(lock, 200)
-  # A crash of the machine may leave zeros, since nothing flushes the text.
-  text = holder.decode(errors='replace').strip('\0 \n')
-  if text and not text.startswith(_HOLDER):
-    raise UsageError(
-      f'{path}: is not the lock of a run; choose another --output_dir'
-    )
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    if not isinstance(error, BlockingIOError):
-      raise UsageError(
-        f'--output_dir={folder}: the file system cannot lock files'
-        f' ({error.strerror}); choose a folder on another one'
-      ) from error
+  except BlockingIOError as error:
+    text = os.read(lock, 200).decode(errors='replace')
     raise UsageError(
       f'--output_dir={folder}: another program ({text or "unknown"}) is'
       ' writing to it; wait for it, end it, or choose another folder'
     ) from error
-  if not os.fstat(lock).st_nlink:
-    # Another start has just failed, and removed the folder that it had made.
+  except OSError as error:
     raise UsageError(
-      f'--output_dir={folder}: another program has just released it; give'
-      ' the command again'
-    )
+      f'--output_dir={folder}: the file system cannot lock files'
+      f' ({error.strerror}); choose a folder on another one'
+    ) from error
 
 
 class OutputTree(LockedFolder):
@@ -239,7 +191,6 @@ class OutputTree(LockedFolder):
     is_recorded: Whether the folder belongs to this run.
   """
 
-  _lock_file = PathInside(LOCK)
   flags_file = PathInside(FLAGS)
   checkpoints = PathInside('checkpoints')
   client_rows = PathInside('client_rows')
@@ -268,9 +219,6 @@ class OutputTree(LockedFolder):
     super().__init__(path)
     self.is_new = False
     self.old = ''
-    # Folders that `open` made, for a new run; outermost first.
-    self._made: list[str] = []
-    self._made_lock = False
     self.is_recorded = False
 
   @property
@@ -299,7 +247,6 @@ class OutputTree(LockedFolder):
       UsageError: If another program uses the folder, it belongs to another run,
         it is not the folder of a run, or it cannot be written to.
     """
-    # Links are followed, and files refused, before anything is made.
     self.check_path()
     if restart and os.path.lexists(self.flags_file):
       self._set_aside()
@@ -307,14 +254,10 @@ class OutputTree(LockedFolder):
     if self.is_new:
       self._check_empty()
     try:
-      self._made = durable.make_folder(self.path) if self.is_new else []
-      # A start that fails removes only its own files.
-      has_lock = os.path.lexists(self._lock_file)
+      durable.make_folder(self.path)
       self.lock()
-      self._made_lock = self.is_new and not has_lock
       for folder in (self.path, self.checkpoints, self.metrics):
-        made = durable.make_folder(folder)
-        self._made += made if self.is_new else []
+        durable.make_folder(folder)
         durable.remove_leftovers(
           folder, lambda n: n in _NAMES or checkpoint.is_name(n)
         )
@@ -325,7 +268,7 @@ class OutputTree(LockedFolder):
 
   def record(self, config: config_lib.Config) -> None:
     """Writes the flags, by which the folder belongs to this run."""
-    text = flags.flagfile_text(config.flags(), console.own_file())
+    text = flags.flagfile_text(config.flags())
     durable.write_file(self.flags_file, [text.encode()])
     if config.is_private:
       files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())
@@ -334,63 +277,18 @@ class OutputTree(LockedFolder):
       if name == aggregator_hparams.DP:
         note += _SEED_NOTE
       durable.write_file(self.private_txt, [note.encode()])
-    self._made, self._made_lock = [], False
     self.is_recorded = True
 
   def read_flags(self) -> dict[str, str]:
-    """Reads the run's flags, name -> text.
-
-    Returns:
-      The flags.
-
-    Raises:
-      UsageError: If they cannot be read, or some are missing.
-    """
+    """Reads the run's flags, name -> text, or raises `UsageError`."""
     values = flags.read_flagfile(self.flags_file)
     missing = [name for name in _NEEDED_FLAGS if name not in values]
     if missing:
       raise UsageError(
-        f'{self.flags_file}: is not complete (--{missing[0]} is missing); fix'
-        ' it, or choose another --output_dir'
+        f'{self.flags_file}: is not complete (--{missing[0]} is missing); give'
+        ' --restart, or choose another --output_dir'
       )
-    # A damaged value must not surface hours later, as a traceback.
-    for name, field in config_lib.fields().items():
-      if name in values and not flags.is_value(field, values[name]):
-        raise UsageError(
-          f'{self.flags_file}: --{name}={values[name]} is not a value of this'
-          ' flag; fix it, or choose another --output_dir'
-        )
     return values
-
-  def close(self) -> None:
-    """Lets another program use the folder.
-
-    A run that was not recorded leaves nothing behind: folders that `open` made
-    are removed, unless somebody has put something into them, and the run that
-    was set aside is put back.
-    """
-    try:
-      if self._made or self._made_lock:
-        self._remove_made()
-      if self.old and not self.is_recorded and not os.path.lexists(self.path):
-        durable.rename(self.old, os.path.abspath(self.path))
-    finally:
-      super().close()
-
-  def _remove_made(self) -> None:
-    """Removes the folders that `open` made, if they are empty."""
-    with contextlib.suppress(OSError):
-      for name in os.listdir(self.server_data):
-        if _EARLY['data'].fullmatch(name):
-          os.unlink(os.path.join(self.server_data, name))
-      os.rmdir(self.server_data)
-    with contextlib.suppress(OSError):
-      if self._made_lock:
-        os.unlink(self._lock_file)
-    with contextlib.suppress(OSError):
-      for folder in reversed(self._made):
-        os.rmdir(folder)
-    self._made, self._made_lock = [], False
 
   def _set_aside(self) -> None:
     """Renames the folder of a run, or raises `UsageError`."""
@@ -410,28 +308,24 @@ class OutputTree(LockedFolder):
       self.old = f'{path}.old_{number}'
 
   def _check_empty(self) -> None:
-    """Refuses a folder with files that no start of a run can have left.
-
-    Raises:
-      UsageError: If there is such a file in it.
-    """
-    if not os.path.lexists(self.path):
-      return
-
-    def refuse(name: str, what: str) -> UsageError:
-      return UsageError(
-        f'--output_dir={self.path}: the folder holds {what} ({name!r}) but no'
-        f' run (there is no {FLAGS}); choose another'
+    """Refuses a folder with files that no start of a run can have left."""
+    # A start that fails leaves empty folders, and examples of the server.
+    empty = [self.checkpoints, self.metrics]
+    names = os.listdir(self.path) if os.path.isdir(self.path) else []
+    others = [
+      name
+      for name in names
+      if not name.startswith('.')
+      and name != os.path.basename(self.server_data)
+      and (
+        (path := os.path.join(self.path, name)) not in empty or os.listdir(path)
       )
-
-    with durable.storage_errors():
-      for name in sorted(os.listdir(self.path)):
-        if name in _EARLY and os.path.isdir(os.path.join(self.path, name)):
-          for inner in sorted(os.listdir(os.path.join(self.path, name))):
-            if not _EARLY[name].fullmatch(inner):
-              raise refuse(os.path.join(name, inner), 'files of another run')
-        elif not name.startswith('.'):
-          raise refuse(name, 'other files')
+    ]
+    if others:
+      raise UsageError(
+        f'--output_dir={self.path}: the folder holds other files'
+        f' ({min(others)!r}) but no run (there is no {FLAGS}); choose another'
+      )
 
   def _compare(self, config: config_lib.Config) -> None:
     """Refuses to continue a run of other flags."""

@@ -1,29 +1,39 @@
-"""Draws curves of runs, and figures of models, by matplotlib.
+"""Draws curves of runs (`programs/plot.py`), and figures of models."""
 
-Figures become PNG files, or parts of a page, whose text takes the page's colour
-and font.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-import colorsys
-import contextlib
+import base64
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import io
+import os
 from typing import Any
-from xml.etree import ElementTree
-import zlib
 
 import numpy as np
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl import metrics
-from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
 from tff_fssl.program import catalogue
+from tff_fssl.program import console
+from tff_fssl.program import flags
+from tff_fssl.program import main as main_lib
+from tff_fssl.program import output_tree
 from tff_fssl.program import predictions
-from tff_fssl.program import runs
+from tff_fssl.program import runs as runs_lib
 
+_USAGE = (
+  'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--diagrams=WORDS]'
+  ' [--output=FILE]'
+)
+_ABOUT = (
+  'Draws the recorded accuracy, pseudo-labels, thresholds, weights and losses'
+  ' over rounds. RUN is the --output_dir of programs/train.py. Runs that differ'
+  ' only in their seeds become one curve: their mean, with a band of one'
+  ' standard deviation. A path that is not a run, or a run without a finished'
+  ' round, is skipped with a warning.'
+)
 # What the horizontal axis can be: name -> (label, unit).
 X_AXES = {
   'rounds': ('round', 1.0),
@@ -31,10 +41,6 @@ X_AXES = {
   'hours': ('hours of training', 3600.0),
 }
 
-# An algorithm with default flags has the same colour in every figure. Its
-# variants (with other flags) have the same marker, but colours of their own.
-_ALGORITHMS = list(registry.REGISTRY)
-_NUM_COLORS = 20
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
 # Classes with a tick.
@@ -46,12 +52,6 @@ _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 _WIDTH = 3.7
 # The top of a legend below a diagram, as a part of the diagram's height.
 _LEGEND = -0.28
-# Of lines on a page that may be white or black.
-_MAX_LIGHTNESS = 0.58
-# What is drawn in these colours gets the colour of the page's text: the first
-# is drawn by `suit_page`, the second, '0.3', is that of legends.
-_TEXT = '#010203'
-_CURRENT = (_TEXT, '#4c4c4c')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,67 +67,24 @@ class Style:
   marker: str
 
 
-def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """Chooses each group's style by its algorithm and its flags.
-
-  Args:
-    groups: The groups in one figure.
-
-  Returns:
-    Their styles. The algorithm determines the marker and, with default flags,
-    the colour. The flags of a variant choose its colour. If that is taken, the
-    next free one is used.
-  """
-  # Variants keep clear of the colours of algorithms with defaults.
-  taken = {
-    _color(_place(group.algorithm)) for group in groups if not group.variant
-  }
-  result: list[Style] = []
-  for group in groups:
-    place = _place(group.algorithm)
-    color = _color(place)
-    if group.variant:
-      # Python's own hash differs from process to process.
-      start = zlib.crc32(group.variant.encode())
-      order = [_color(start + i) for i in range(_NUM_COLORS)]
-      color = next((c for c in order if c not in taken), order[0])
-      taken.add(color)
-    result.append(Style(color, _MARKERS[place % len(_MARKERS)]))
-  return result
-
-
-def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """Darkens the pale colours of `styles`, so that thin lines are legible."""
-  from matplotlib import colors  # pylint: disable=import-outside-toplevel
-
-  result = []
-  for style in styles(groups):
-    hue, lightness, saturation = colorsys.rgb_to_hls(
-      *colors.to_rgb(style.color)
-    )
-    lightness = min(lightness, _MAX_LIGHTNESS)
-    color = colors.to_hex(colorsys.hls_to_rgb(hue, lightness, saturation))
-    result.append(dataclasses.replace(style, color=color))
-  return result
-
-
-def _place(algorithm: str) -> int:
-  """Finds an algorithm's place. Unregistered ones come last."""
-  known = algorithm in _ALGORITHMS
-  return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
-
-
-def _color(index: int) -> str:
-  """Returns the strong colours of `tab20`, then its light ones, in hex."""
+def styles(groups: Sequence[runs_lib.RunGroup]) -> list[Style]:
+  """Chooses the styles of groups, in their order: strong colours first."""
   import matplotlib  # pylint: disable=import-outside-toplevel
 
-  index %= _NUM_COLORS
-  index = 2 * index if index < 10 else 2 * (index - 10) + 1
-  return matplotlib.colors.to_hex(matplotlib.colormaps['tab20'](index))
+  # Each strong colour of this map is followed by its pale one.
+  every = matplotlib.colormaps['tab20'](range(20))
+  colors = [*every[::2], *every[1::2]]
+  return [
+    Style(
+      matplotlib.colors.to_hex(colors[i % len(colors)]),
+      _MARKERS[i % len(_MARKERS)],
+    )
+    for i in range(len(groups))
+  ]
 
 
 def plot(
-  groups: Sequence[runs.RunGroup],
+  groups: Sequence[runs_lib.RunGroup],
   path: str,
   x_axis: str = 'rounds',
   words: Sequence[str] = (),
@@ -206,7 +163,7 @@ def plot(
 
 
 def known_panels(
-  groups: Sequence[runs.RunGroup], x_axis: str = 'rounds'
+  groups: Sequence[runs_lib.RunGroup], x_axis: str = 'rounds'
 ) -> list[metrics.Panel]:
   """Returns the diagrams, with those of their lines that a group has."""
   panels = []
@@ -222,7 +179,7 @@ def known_panels(
 
 
 def draw_alone(
-  panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
+  panel: metrics.Panel, groups: Sequence[runs_lib.RunGroup], max_points: int
 ) -> Any:
   """Draws one diagram over rounds, without a title (the page has it).
 
@@ -235,7 +192,7 @@ def draw_alone(
     The matplotlib figure.
   """
   canvas, axis = _small_figure()
-  _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
+  _draw_panel(axis, panel, groups, styles(groups), 'rounds', max_points)
   axis.set_title('')
   if axis.get_legend() is not None:
     canvas.subplots_adjust(bottom=0.32)
@@ -250,7 +207,7 @@ def _small_figure() -> tuple[Any, Any]:
   return canvas, axis
 
 
-def draw_classes(group: runs.RunGroup, columns: Mapping[str, str]) -> Any:
+def draw_classes(group: runs_lib.RunGroup, columns: Mapping[str, str]) -> Any:
   """Draws a heat map of shares over rounds, a row for each class.
 
   Args:
@@ -288,7 +245,7 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[str, str]) -> Any:
 
 
 def _values(
-  group: runs.RunGroup, line: metrics.Line, x_axis: str
+  group: runs_lib.RunGroup, line: metrics.Line, x_axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
   """Returns (x, mean, spread) of a line, or None if it is not known."""
   values = group.curve(line.column)
@@ -312,7 +269,7 @@ def _values(
 def _draw_panel(
   axis,
   panel: metrics.Panel,
-  groups: Sequence[runs.RunGroup],
+  groups: Sequence[runs_lib.RunGroup],
   group_styles: Sequence[Style],
   x_axis: str,
   max_points: int = 10**9,
@@ -506,71 +463,69 @@ def save_png(canvas: Any, path: str) -> None:
   durable.write_file(path, [content.getvalue()])
 
 
-@contextlib.contextmanager
-def suit_page() -> Iterator[None]:
-  """Gives figures that are made within it a style that suits any page."""
-  import matplotlib  # pylint: disable=import-outside-toplevel
-
-  colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
-  ticks = ('xtick.color', 'ytick.color', 'grid.color')
-  values: dict[Any, Any] = {
-    **dict.fromkeys((*colored, *ticks), _TEXT),
-    'figure.facecolor': 'none',
-    'axes.facecolor': 'none',
-    'savefig.facecolor': 'none',
-    'legend.facecolor': 'none',
-    # Text stays text: it takes the page's font, and can be searched.
-    'svg.fonttype': 'none',
-    # A class may be called '$x'.
-    'text.parse_math': False,
-  }
-  with matplotlib.rc_context(values):
-    yield
-
-
-def render_svg(figure: Any, name: str, label: str) -> str:
-  """Renders a figure as the text of an SVG element, for HTML.
+def svg_url(draw: Callable[[], Any], name: str) -> str:
+  """Draws a figure as a URL that holds it, for the `src` of an image.
 
   Args:
-    figure: A matplotlib figure, made within `suit_page`.
-    name: Distinguishes it from others of the page: letters, digits, '-'.
-    label: A description, for those who do not see it.
+    draw: Makes a matplotlib figure.
+    name: Seeds the ids in the picture: the same figure is the same text.
 
   Returns:
-    The element, without ids that another one of the page may have.
+    'data:image/svg+xml;base64,...'.
   """
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   content = io.BytesIO()
-  with suit_page(), matplotlib.rc_context({'svg.hashsalt': name}):
-    nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
-    figure.savefig(content, format='svg', metadata=nothing)
-  # XML has no control characters, but a class may be called so.
-  root = ElementTree.fromstring(
-    files.printable(content.getvalue().decode(), lines=True)
+  values: dict[Any, Any] = {
+    'svg.fonttype': 'none',  # Text stays text, which is small.
+    'svg.hashsalt': name,
+    'text.parse_math': False,  # A class may be called '$x'.
+  }
+  with matplotlib.rc_context(values):
+    draw().savefig(content, format='svg', metadata={'Date': None})
+  encoded = base64.b64encode(content.getvalue()).decode()
+  return f'data:image/svg+xml;base64,{encoded}'
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotHparams:
+  """Flags of `programs/plot.py`."""
+
+  output: str = hparam(
+    '',
+    'The PNG file. If empty: report/curves.png in the run; for several runs,'
+    ' curves.png in the folder that holds them.',
   )
-  for element in root.iter():
-    element.tag = element.tag.rpartition('}')[2]
-    for key in list(element.attrib):
-      value = element.attrib.pop(key)
-      # HTML needs no name spaces. References keep what they refer to.
-      key = key.rpartition('}')[2]
-      if key == 'id':
-        # Ids of two pictures of a page must differ.
-        value = f'{name}-{value}'
-      elif key == 'href':
-        value = value.replace('#', f'#{name}-', 1)
-      else:
-        value = value.replace('url(#', f'url(#{name}-')
-        for color in _CURRENT:
-          value = value.replace(color, 'currentColor')
-      element.set(key, value)
-  for element in list(root):
-    if element.tag == 'metadata':
-      root.remove(element)
-  # Screen readers read the label instead of the picture's parts.
-  root.attrib.update({'role': 'img', 'aria-label': label})
-  # The page's style sets the size.
-  del root.attrib['width'], root.attrib['height']
-  root.tail = None
-  return ElementTree.tostring(root, encoding='unicode')
+  diagrams: str = hparam(
+    '',
+    'Draw only the diagrams whose titles have one of these words, in any case,'
+    ' separated by commas: test accuracy,loss. Empty: all.',
+  )
+  x: str = hparam(
+    'rounds',
+    'The horizontal axis. rounds; bytes: sent and received by all clients so'
+    ' far; hours: taken by the rounds so far.',
+    choices=('rounds', 'bytes', 'hours'),
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+@main_lib.command(_USAGE, _ABOUT, PlotHparams, missing=runs_lib.NO_RUN)
+def plot_main(settings: PlotHparams, parsed: flags.ParsedFlags) -> None:
+  """Draws the curves of runs."""
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  runs = runs_lib.read_all(paths, main_lib.warn)
+  paths = [run.path for run in runs]
+  output = settings.output or output_tree.default_report(paths, 'curves.png')
+  diagrams = [word.strip() for word in settings.diagrams.split(',')]
+  with durable.storage_errors('--output'):
+    durable.make_folder(os.path.dirname(os.path.abspath(output)))
+    titles = plot(
+      runs_lib.group_runs(runs),
+      output,
+      settings.x,
+      list(filter(None, diagrams)),
+    )
+  console.show(f'{output}: {", ".join(titles)}')

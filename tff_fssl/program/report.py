@@ -1,38 +1,92 @@
-"""The report of runs: one HTML page with all in it."""
+"""`programs/report.py`: runs on one HTML page, and their signs of trouble."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import io
+import math
 import os
 from typing import Any, NamedTuple
 
-import jinja2
 import numpy as np
 
+from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl import metrics
+from tff_fssl.algorithms import registry
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import borrow
+from tff_fssl.hparams import hparam
 from tff_fssl.program import catalogue
 from tff_fssl.program import compare
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
-from tff_fssl.program import diagnostics
+from tff_fssl.program import csv_table
+from tff_fssl.program import evaluation
 from tff_fssl.program import exported
 from tff_fssl.program import flags
-from tff_fssl.program import model_card
+from tff_fssl.program import inputs
+from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import partitions
 from tff_fssl.program import plots
 from tff_fssl.program import predictions
 from tff_fssl.program import runs as runs_lib
+from tff_fssl.program import summary
 
+_TRAIN = metrics.CLIENTS
+# Shares of pseudo-labels are looked at over so many last rounds.
+_LAST = 10
+# Pseudo-labels are better than chance if this is less likely by luck.
+_LUCK = 0.05
+# Fewer rounds say nothing about whether a loss changes.
+_FEWEST_ROUNDS = 3
+# An aggregation weight stands out if it is this share or more, of so many
+# clients or more.
+_LARGE_SHARE, _FEWEST_CLIENTS = 0.6, 4
+# Columns that count refused clients or updates -> their meaning.
+_TROUBLES = {
+  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent'
+  ' impossible values, or had unusable data',
+  f'{_TRAIN}/num_non_finite_clients': 'clients had updates that are not finite',
+  'aggregator/num_rejected_clients': 'updates were rejected by the aggregation',
+  'last_phase/num_rejected_clients': 'clients were rejected: they sent batch'
+  ' norm sums that no client can have',
+  'exchange/num_disputed_rows': 'rows were rejected: several clients claimed'
+  ' the same id',
+  'finalizer/server_non_finite': "rounds of the server's training were not"
+  ' finite',
+  'aggregator/inner/too_few_clients': 'rounds applied no update of clients: so'
+  ' few weighed anything that liars could not have been outvoted',
+  'participation/too_few_clients': 'rounds changed nothing: fewer clients than'
+  ' --min_clients were usable',
+  'bad_round': 'rounds had no usable update',
+}
+_USAGE = 'programs/report.py RUN [RUN ...] [--output=FILE] [--noevaluate]'
+_ABOUT = (
+  'Writes one HTML page, which needs no network: signs of trouble, tables over'
+  ' seeds with the tests of programs/compare.py, curves, partitions, confusion'
+  ' matrices, calibration, accuracies of clients, pseudo-labelled examples,'
+  ' costs, commands. RUN is the --output_dir of programs/train.py. Runs that'
+  ' differ only in their seeds form a group; models and partitions are those of'
+  " each group's first run. A path that is not a run, or a run without a"
+  ' finished round, is skipped with a warning.'
+)
+
+
+EvaluateHparams = evaluation.EvaluateHparams
 # More points of a line would only enlarge the page.
 _MAX_POINTS = 150
 # Partitions and models of more groups would be pages of the same.
 MAX_PICTURES = 8
+# How the description of a diagram says where better values are.
+_BETTER = {
+  metrics.HIGHER: ', higher is better',
+  metrics.LOWER: ', lower is better',
+}
 # Further groups are counted in the page's title.
 _MAX_TITLES = 3
 _VERSIONS = (
@@ -44,17 +98,294 @@ _VERSIONS = (
 )
 
 
+class Finding(NamedTuple):
+  """Something that looks wrong.
+
+  Attributes:
+    where: The run, or the runs.
+    text: The finding with its column and rounds, and its possible meaning.
+  """
+
+  where: str
+  text: str
+
+
+# A name for the same sign in runs of other seeds, and its text.
+_Sign = tuple[str, str]
+
+
+def find_troubles(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
+  """Finds signs of trouble in groups, once for all seeds, and between runs."""
+  found = []
+  for group in groups:
+    signs: dict[str, list[Finding]] = {}
+    for check in _CHECKS:
+      for run in group.runs:
+        for kind, text in check(run):
+          signs.setdefault(kind, []).append(Finding(run.path, text))
+    for first, *others in signs.values():
+      where = first.where
+      if others:
+        number = f'{1 + len(others)} of {len(group.runs)}'
+        where = f'{number} runs of {group.label}; this is {first.where}'
+      found.append(first._replace(where=where))
+  return [*found, *_different_budgets(groups)]
+
+
+def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
+  """Writes 'round 3', 'rounds 3 to 9', or '4 rounds from 3 to 9'."""
+  first, last = int(min(rounds)), int(max(rounds))
+  if first == last:
+    return f'round {first}'
+  if last - first + 1 == len(rounds):
+    return f'rounds {first} to {last}'
+  return f'{len(rounds)} rounds from {first} to {last}'
+
+
+def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
+  """Reads a run's partition, if it has one."""
+  path = output_tree.OutputTree(run.path).partition_json
+  return partition_lib.read(path) if os.path.lexists(path) else None
+
+
+def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
+  """Finds pseudo-labels all dropped, all kept, or no better than chance."""
+  column = f'{_TRAIN}/pseudo_label_ratio'
+  rounds, kept = (values[-_LAST:] for values in run.curve(column))
+  if not len(rounds):
+    return
+  when = rounds_text(rounds)
+  if not kept.any():
+    yield (
+      'none kept',
+      f'no pseudo-label is kept in {when} ({column} is 0): unlabelled examples'
+      ' teach nothing; is the threshold too high?',
+    )
+  if np.all(kept == 1) and _has_threshold(run):
+    yield (
+      'all kept',
+      f'every pseudo-label is kept in {when} ({column} is 1): the threshold'
+      ' does nothing',
+    )
+  accuracy_rounds, accuracy = run.curve(f'{_TRAIN}/pseudo_label_accuracy')
+  late = np.isin(accuracy_rounds, rounds[kept > 0])
+  partition = read_partition(run)
+  if partition is None or run.is_private or not late.any():
+    return
+  share, counts = accuracy[late].mean(), partition.class_counts.sum(0)
+  chance = counts.max() / max(counts.sum(), 1)
+  # Rounds see the same examples again: each counts once. A few rounds of small
+  # cohorts see a part of the clients.
+  cohorts = run.curve(f'{_TRAIN}/num_clients')[1][-_LAST:]
+  seen = min(1.0, cohorts.sum() / partition.num_clients) if len(cohorts) else 1
+  unlabeled = sum(map(len, partition.client_unlabeled))
+  number = int(kept.mean() * seen * unlabeled)
+  luck = _probability(share, number, chance)
+  if predictions.is_below_chance(share, number, counts):
+    yield (
+      'misfit',
+      'kept pseudo-labels are right far less often than by chance in'
+      f' {rounds_text(accuracy_rounds[late])}'
+      f' ({_TRAIN}/pseudo_label_accuracy is {100 * share:.1f}% on average, of'
+      f' about {number:,}): the labels that the model learned do not mean what'
+      " the clients' mean; are they of other classes, or shifted?",
+    )
+  elif luck > _LUCK:
+    yield (
+      'chance',
+      'kept pseudo-labels are not significantly better than chance in'
+      f' {rounds_text(accuracy_rounds[late])}'
+      f' ({_TRAIN}/pseudo_label_accuracy is {100 * share:.1f}% on average, of'
+      f' about {number:,}; the most frequent class is {100 * chance:.1f}%;'
+      f' binomial test, p = {luck:.2g}): they may have collapsed to few'
+      ' classes',
+    )
+
+
+def _probability(share: float, number: int, chance: float) -> float:
+  """Computes how likely guesses are correct in this share of cases or more."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  if not number:
+    return 0.0
+  correct = min(number, round(share * number))
+  return float(
+    stats.binomtest(correct, number, chance, alternative='greater').pvalue
+  )
+
+
+def _has_threshold(run: runs_lib.Run) -> bool:
+  """Says whether its algorithm drops pseudo-labels at all."""
+  entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
+  fields = config_lib.own_group(entry).named_fields() if entry else []
+  return not entry or any('threshold' in name for name, _ in fields)
+
+
+def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
+  """Finds losses that are 0 or never change, and weights of 0."""
+  columns = dict.fromkeys(
+    name for rows in run.rows for row in rows[:1] for name in row
+  )
+  for column in columns:
+    if 'loss' not in column.rpartition('/')[2]:
+      continue
+    rounds, values = run.curve(column)
+    if len(values) < _FEWEST_ROUNDS:
+      continue
+    # The rounds after the last value that is not 0.
+    last = rounds[np.max(np.flatnonzero(values), initial=-1) + 1 :]
+    if len(last) >= _FEWEST_ROUNDS:
+      yield (
+        column,
+        f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing',
+      )
+    elif np.ptp(values) == 0:
+      yield (
+        column,
+        f'{column} is {values[0]:.6g} in {rounds_text(rounds)}: a loss that'
+        ' never changes; is anything trained by it?',
+      )
+  entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
+  if entry is None:
+    return
+  for name, field in config_lib.own_group(entry).named_fields():
+    text = run.flags.get(name, '')
+    if name.endswith('_weight') and field.default and _number(text) == 0:
+      yield (
+        name,
+        f'--{name}={text} switches this part of the loss off (its default is'
+        f' {hparams.format_value(field.default)})',
+      )
+
+
+def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
+  """Finds accuracy on validation far above that on test examples."""
+  rounds, values = run.curve(summary.VALIDATION_ACCURACY)
+  if not len(rounds):
+    return
+  best = int(np.argmax(values))
+  test = compare.at(run, compare.TEST_ACCURACY, int(rounds[best]))
+  # The share among so many examples deviates by this, and a run that is chosen
+  # by it is above its mean.
+  num = max(1.0, _number(run.flags.get('num_validation', ''), 1.0))
+  deviation = np.sqrt(max(test * (1 - test), 0.01) / num)
+  if values[best] - test > 0.05 + 3 * deviation:
+    yield (
+      'selection',
+      f'validation accuracy is {100 * values[best]:.1f}% in round'
+      f' {rounds[best]}, where test accuracy is {100 * test:.1f}%'
+      f' ({summary.VALIDATION_ACCURACY}): selection misleads; are validation'
+      ' examples among training ones, or unlike test ones?',
+    )
+
+
+def _number(text: str, default: float = math.nan) -> float:
+  """Reads a flag's number. Other texts give the default."""
+  try:
+    return float(text)
+  except ValueError:
+    return default
+
+
+def _troubled_clients(run: runs_lib.Run) -> Iterator[_Sign]:
+  """Finds rejected clients, and those that decide a round alone."""
+  told: list[list[float]] = []
+  for column, what in _TROUBLES.items():
+    rounds, counts = run.curve(column)
+    # The aggregation counts clients again that were rejected before.
+    if counts.any() and counts.tolist() not in told:
+      told.append(counts.tolist())
+      yield (
+        column,
+        f'{counts.sum():,.0f} {what} ({column}, in'
+        f' {rounds_text(rounds[counts > 0])})',
+      )
+  column = f'{_TRAIN}/aggregation_weight_max'
+  rounds, largest = run.curve(column)
+  with_clients, clients = run.curve(f'{_TRAIN}/num_clients')
+  # Among two or three clients, one has a large share anyway.
+  many = with_clients[clients >= _FEWEST_CLIENTS]
+  alone = (largest >= _LARGE_SHARE) & np.isin(rounds, many)
+  if alone.any():
+    yield (
+      column,
+      f'one client had {100 * largest[alone].max():.0f}% of the aggregation'
+      f' ({column}, in {rounds_text(rounds[alone])}): it may lie about its'
+      ' weight, or hold most of the examples; see --aggregator=robust',
+    )
+
+
+def _not_finite_results(run: runs_lib.Run) -> Iterator[_Sign]:
+  """Finds results that are not numbers."""
+  for rows in run.rows:
+    for column in (compare.TEST_ACCURACY, 'test/loss'):
+      bad = [
+        int(row['round'])
+        for row in rows
+        if row.get(column) and not np.isfinite(csv_table.number(row, column))
+      ]
+      if bad:
+        yield (column, f'{column} is not finite in {rounds_text(bad)}')
+
+
+def _different_budgets(
+  groups: Sequence[runs_lib.RunGroup],
+) -> Iterator[Finding]:
+  """Finds runs of different budgets, data or labels."""
+  members = [run for group in groups for run in group.runs]
+  all_runs = f'{len(members)} runs'
+  last = {
+    run.path: max(int(row['round']) for row in run.rows[0]) for run in members
+  }
+  if len(set(last.values())) > 1:
+    short, long = (
+      min(last, key=last.__getitem__),
+      max(last, key=last.__getitem__),
+    )
+    yield Finding(
+      all_runs,
+      f'runs are of different length: {short} has {last[short]} rounds, {long}'
+      f' {last[long]}; tables take the last round that all have evaluated',
+    )
+  for run in members:
+    total = _number(run.flags.get('total_rounds', ''), last[run.path])
+    if last[run.path] < total:
+      yield Finding(
+        run.path,
+        f'it is not finished: {last[run.path]} of {total:.0f} rounds',
+      )
+  for text in compare.remarks(groups):
+    yield Finding(all_runs, text)
+  for group in groups:
+    try:
+      compare.check_seeds([group])
+    except UsageError as error:
+      yield Finding(group.label, str(error))
+
+
+_CHECKS: tuple[Callable[[runs_lib.Run], Iterator[_Sign]], ...] = (
+  _lost_pseudo_labels,
+  _dead_losses,
+  _optimistic_selection,
+  _troubled_clients,
+  _not_finite_results,
+)
+
+
 class Diagram(NamedTuple):
   """A diagram of the page.
 
   Attributes:
     title: Its heading.
-    picture: The SVG element.
+    picture: The URL of the picture.
+    label: Its description, for those who do not see it.
     note: A sentence below it, if any.
   """
 
   title: str
   picture: str
+  label: str
   note: str = ''
 
 
@@ -106,12 +437,14 @@ def page(
   """
   # First of all, so that nothing below can show more.
   groups = [_publishable(group) for group in groups]
-  doubts = diagnostics.find(groups)
+  doubts = find_troubles(groups)
   for model in models:
     if model.figures is not None:
       found = model.figures.doubts
-      doubts += [diagnostics.Finding(model.run, text) for text in found]
+      doubts += [Finding(model.run, text) for text in found]
   tables, note = _results(groups)
+  import jinja2  # Slow to import. pylint: disable=import-outside-toplevel
+
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_fssl.program', '.'),
     # Names of classes, runs and flags may hold HTML.
@@ -129,10 +462,9 @@ def page(
     results_note=note,
     legend=[
       (style.color, group.label)
-      for style, group in zip(plots.page_styles(groups), groups)
+      for style, group in zip(plots.styles(groups), groups)
     ],
     curves=_curves(groups),
-    others=_other_columns(groups),
     partitions=_partitions(groups[:MAX_PICTURES]),
     models=[
       _model(i, group, model)
@@ -170,7 +502,7 @@ def _subject(group: runs_lib.RunGroup) -> str:
   """Names the data of a group, the place of the labels and the partition."""
   run = group.runs[0]
   parts = [run.flags.get('dataset', '')]
-  partition = diagnostics.read_partition(run)
+  partition = read_partition(run)
   if partition is not None:
     parts += partitions.summarize(partition.settings)
   return ', '.join(parts)
@@ -182,21 +514,9 @@ def _results(
   """Makes the tables of `compare.py`, and a sentence about them."""
   try:
     compare.check_seeds(groups)
-  except UsageError as error:
-    return [], f'{error}.'
-  try:
     last = compare.last_common_round(groups)
   except UsageError as error:
-    if len(groups) == 1:
-      return [], f'{error}.'
-    alone = [_results([group]) for group in groups]
-    notes = [
-      f'{group.label}: {note}' for group, (_, note) in zip(groups, alone)
-    ]
-    return (
-      [table for tables, _ in alone for table in tables],
-      f'{error}. Each group alone: {" ".join(notes)}',
-    )
+    return [], f'{error}.'
   return compare.tables(groups, last), (
     f'Rounds up to {last}; mean ± sample standard deviation over runs.'
   )
@@ -252,13 +572,7 @@ def _class_names(group: runs_lib.RunGroup) -> tuple[str, ...]:
   for run in group.runs:
     folder = output_tree.OutputTree(run.path).model
     if os.path.isdir(folder):
-      try:
-        names = exported.read_about(folder).get('classes')
-      except UsageError:
-        continue
-      # The file may be anybody's.
-      if isinstance(names, list) and len({*map(str, names)}) == len(names):
-        return tuple(map(str, names))
+      return tuple(exported.read_about(folder)['classes'])
   return ()
 
 
@@ -278,31 +592,6 @@ def _capital(text: str) -> str:
   return text[:1].upper() + text[1:]
 
 
-def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """Draws a diagram for each other column with changing values."""
-  columns = _columns(groups)
-  shown = {'round'}
-  for panel in metrics.panels(catalogue.all_metrics()):
-    for line in panel.lines:
-      # Columns of single classes are in the heat maps.
-      shown |= {line.column, *metrics.numbered(line.column, columns).values()}
-  declared = metrics.index_columns(catalogue.all_metrics())
-  panels = []
-  for column in columns:
-    if column in shown:
-      continue
-    curves = [group.curve(column) for group in groups]
-    values = [curve[1] for curve in curves if curve is not None]
-    metric = declared.get(column)
-    if metric is not None and metric.compared:
-      continue
-    if values and np.ptp(np.concatenate(values)):
-      better = metric.better if metric else ''
-      line = metrics.Line(column, '', metrics.SOLID)
-      panels.append(metrics.Panel(column, (line,), False, better))
-  return _drawn(panels, groups, 'other')
-
-
 def _drawn(
   panels: Sequence[metrics.Panel],
   groups: Sequence[runs_lib.RunGroup],
@@ -312,21 +601,16 @@ def _drawn(
   result = []
   for i, panel in enumerate(panels):
     draw = functools.partial(plots.draw_alone, panel, groups, _MAX_POINTS)
-    arrow = metrics.ARROWS[panel.better]
-    means = {
-      metrics.HIGHER: ', higher is better',
-      metrics.LOWER: ', lower is better',
-    }
-    label = f'{panel.title} over rounds{means.get(panel.better, "")}: ' + (
-      '; '.join(
-        f'{group.label} {_ends(group, panel.lines[0].column)}'
-        for group in groups
-        if group.curve(panel.lines[0].column) is not None
-      )
-    )
-    result.append(
-      _diagram(f'{panel.title} {arrow}'.rstrip(), draw, f'{name}-{i}', label)
-    )
+    column = panel.lines[0].column
+    ends = [
+      f'{group.label} {_ends(group, column)}'
+      for group in groups
+      if group.curve(column) is not None
+    ]
+    better = _BETTER.get(panel.better, '')
+    label = f'{panel.title} over rounds{better}: {"; ".join(ends)}'
+    title = f'{panel.title} {metrics.ARROWS[panel.better]}'.rstrip()
+    result.append(_diagram(title, draw, f'{name}-{i}', label))
   return result
 
 
@@ -340,68 +624,34 @@ def _ends(group: runs_lib.RunGroup, column: str) -> str:
 def _diagram(
   title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
-  """Draws a diagram in the page's style."""
-  with plots.suit_page():
-    figure = draw()
-  return Diagram(title, plots.render_svg(figure, name, label), note)
+  return Diagram(title, plots.svg_url(draw, name), label, note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
-  """Shows the partition of each group's first run, each partition once."""
-  found: list[_Partition] = []
+  """Shows the partition of each group's first run, equal ones once."""
+  sharing: dict[tuple[bool, str], list[runs_lib.RunGroup]] = {}
   for group in groups:
-    new = _Partition(
-      [_first(group)],
-      diagnostics.read_partition(group.runs[0]),
-      group.runs[0].is_private,
-      _class_names(group),
-    )
-    same = next(filter(new.is_same, found), None)
-    if same is None:
-      found.append(new)
-    else:
-      same.titles.extend(new.titles)
-  return [_partition(f'partition-{i}', shown) for i, shown in enumerate(found)]
+    run = group.runs[0]
+    path = output_tree.OutputTree(run.path).partition_json
+    text = files.read_text(path) if os.path.lexists(path) else ''
+    # A protected partition must not be shown under another run's title.
+    sharing.setdefault((run.is_private, text), []).append(group)
+  return [
+    _partition(f'partition-{i}', members)
+    for i, members in enumerate(sharing.values())
+  ]
 
 
-class _Partition(NamedTuple):
-  """A partition to show.
-
-  Attributes:
-    titles: The groups that have it.
-    partition: The partition, or None if it cannot be read.
-    is_private: Whether its clients are protected.
-    class_names: The name of each class, or () if not known.
-  """
-
-  titles: list[str]
-  partition: partition_lib.Partition | None
-  is_private: bool
-  class_names: tuple[str, ...]
-
-  def is_same(self, other: '_Partition') -> bool:
-    """Tells whether both can be shown at once."""
-    return (
-      # A protected partition must not be shown under another run's title.
-      self.is_private == other.is_private
-      and self.partition is not None
-      and other.partition is not None
-      and self.partition.settings == other.partition.settings
-      and self.partition.has_same_examples(other.partition)
-    )
-
-
-def _partition(name: str, shown: _Partition) -> Section:
-  """Shows a partition, unless its clients are protected."""
-  title, partition = '; '.join(shown.titles), shown.partition
+def _partition(name: str, groups: Sequence[runs_lib.RunGroup]) -> Section:
+  """Shows the partition of groups, unless its clients are protected."""
+  title, run = '; '.join(map(_first, groups)), groups[0].runs[0]
+  partition = read_partition(run)
   if partition is None:
-    return Section(title, note='there is no partition.json that can be read')
-  if shown.is_private:
+    return Section(title, note='there is no partition.json')
+  if run.is_private:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
-  names = shown.class_names
-  if len(names) != partition.settings.num_classes:
-    names = ()
+  names = _class_names(groups[0])
   draw = functools.partial(partition_lib.make_figure, partition, names)
   label = f'examples of each class at each client: {rows["partition"]}'
   diagram = _diagram('Classes at clients', draw, name, label)
@@ -559,18 +809,14 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 
 def _command(run: runs_lib.Run) -> str:
   """Writes the command that repeats a run, into another folder."""
-  path = output_tree.OutputTree(run.path).flags_file
-  again = [f'--flagfile={path}', '--output_dir=NEW']
-  own_file = flags.own_file_of(path)
+  again = [f'--flagfile={output_tree.OutputTree(run.path).flags_file}']
+  again.append('--output_dir=NEW')
+  every = flags.arguments(dict(sorted(run.flags.items())))
   return '\n'.join(
     [
-      console.command_line('train', *again, own_file=own_file),
+      console.command_line('train', *again),
       '# which is, but for the folder:',
-      console.command_line(
-        'train',
-        *flags.arguments(dict(sorted(run.flags.items()))),
-        own_file=own_file,
-      ),
+      console.command_line('train', *every),
     ]
   )
 
@@ -598,17 +844,78 @@ def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
 
 def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
   """Lists versions that runs have recorded, and those of this program."""
-  rows = {}
-  for run in members:
-    folder = output_tree.OutputTree(run.path).model
-    if os.path.isdir(folder):
-      try:
-        about = exported.read_about(folder)
-      except UsageError:
-        continue
-      # The file may be anybody's: missing values are shown as None.
-      version = about.get('tff_fssl')
-      rows[run.path] = (
-        f'exported by tff_fssl {version}, round {about.get("round")}'
-      )
-  return {**rows, 'this report': model_card.installed(_VERSIONS)}
+  rows = {
+    run.path: ', '.join(f'{n} {v}' for n, v in run.inputs.made_by.items())
+    for run in members
+    if run.inputs
+  }
+  return {**rows, 'this report': inputs.installed(_VERSIONS)}
+
+
+def _evaluates(settings: 'ReportHparams') -> bool:
+  return settings.evaluate
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportHparams:
+  """Flags of `programs/report.py`."""
+
+  output: str = hparam(
+    '',
+    'The HTML file. If empty: report/report.html in the run; for several runs,'
+    ' report.html in the folder that holds them.',
+  )
+  evaluate: bool = hparam(
+    True,
+    'Also inspect data and models, which takes some seconds for each group.'
+    ' false: use the files of figures only.',
+  )
+  data_dir: str = borrow(EvaluateHparams, 'data_dir', _evaluates)
+  cache_dir: str = borrow(EvaluateHparams, 'cache_dir', _evaluates)
+  run_model_file: bool = borrow(EvaluateHparams, 'run_model_file', _evaluates)
+  verbose: bool = borrow(EvaluateHparams, 'verbose', _evaluates)
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+@main_lib.command(_USAGE, _ABOUT, ReportHparams, missing=runs_lib.NO_RUN)
+def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
+  """Reports on runs, as one HTML page."""
+  main_lib.check_output('output', settings.output)
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  run_groups = runs_lib.group_runs(runs_lib.read_all(paths, main_lib.warn))
+  models = []
+  if settings.evaluate:
+    main_lib.quiet(settings.verbose)
+    # The page shows no more, and each takes seconds.
+    shown = run_groups[:MAX_PICTURES]
+    models = [_look_over(group.runs[0].path, settings) for group in shown]
+  content = page(run_groups, models).encode()
+  members = [run.path for group in run_groups for run in group.runs]
+  output = settings.output or output_tree.default_report(members, 'report.html')
+  with durable.storage_errors('--output'):
+    durable.make_folder(os.path.dirname(os.path.abspath(output)))
+    durable.write_file(output, [content])
+  console.show(output)
+
+
+def _look_over(path: str, settings: ReportHparams) -> Any:
+  """Examines the last model of a run, or says why it cannot."""
+  try:
+    loaded = evaluation.load_run(
+      path, hparams.build_from(settings, EvaluateHparams)
+    )
+    from tff_fssl.program import inspection  # pylint: disable=C0415
+
+    figures = inspection.look_over(
+      loaded.name,
+      loaded.task,
+      loaded.model,
+      loaded.prediction,
+      loaded.changed,
+    )
+  except UsageError as error:
+    main_lib.warn(f'not looked over: {error}')
+    return Model(path, None, str(error))
+  return Model(path, figures)

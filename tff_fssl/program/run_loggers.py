@@ -17,11 +17,11 @@ from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment as experiment_lib
 from tff_fssl.program import inspection
 from tff_fssl.program import loggers
-from tff_fssl.program import managers
 from tff_fssl.program import output_tree
 from tff_fssl.program import plots
 from tff_fssl.program import run_hparams
 from tff_fssl.program import runs as runs_lib
+from tff_fssl.program import training
 from tff_fssl.program import training_types
 
 _TENSORBOARD = 'TensorBoard'
@@ -99,7 +99,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
       state: `loggers.FINISHED`, `FAILED` or `KILLED`.
       results: The content of `summary.json`, if the run has finished.
     """
-    figures = managers.flatten(results or {})
+    figures = training.flatten(results or {})
     round_num = int(figures.pop('rounds', 0))
     for name, logger in [*self._loggers.items()]:
       with self._dropping(name):

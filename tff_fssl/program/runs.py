@@ -1,11 +1,15 @@
-"""Reads finished and unfinished runs from their folders."""
+"""Runs, read from their folders, and `programs/runs.py`, which lists them."""
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import datetime
 import functools
+import json
+import math
 import os
-from typing import TypeVar
+import re
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,13 +18,38 @@ from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
 from tff_fssl.program import config
+from tff_fssl.program import console
 from tff_fssl.program import csv_table
 from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
+from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import summary
 
+RUNNING, STOPPED, FINISHED = 'running', 'stopped', 'finished'
+# The first are those to look at first.
+STATES = (RUNNING, STOPPED, FINISHED)
+# What is left is estimated from so many rounds.
+_RECENT = 20
+_TEST_ACCURACY = 'test/accuracy'
+_COLUMNS = ('run', 'state', 'round', 'last', 'best', 'left', 'started')
+_LEFT_ALIGNED = ('run', 'state')
+_MAX_HEADING_LINES = 3
+_USAGE = 'programs/runs.py [FOLDER ...] [--json]'
+_ABOUT = (
+  'Lists all runs in folders (runs if none is given), at any depth. Runs that'
+  ' differ only in their seeds form a group, titled by the flags in which it'
+  ' differs from the others. Groups with an active run come first.\n'
+  'state: running (a process holds the folder), finished, or stopped before its'
+  ' last round; its command continues it.'
+  ' round: the last finished one; pre: of server pre-training. last, best: test'
+  ' accuracy of the last evaluation, and of the one that validation selects.'
+  ' left: until the last round. started: when its process began.\n'
+  'Each unusable file is named in a warning.'
+)
+_FOLDER = 'runs'
 _T = TypeVar('_T')
 
 
@@ -311,3 +340,292 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
       )
     )
   return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+  """The status of a run.
+
+  Attributes:
+    run: Its folder and its flags, without rows.
+    state: One of `STATES`.
+    round_num: Its last finished round, or None if there is none.
+    first_round: Its first round, below 1 with pre-training.
+    total_rounds: Its last round.
+    last: Test accuracy of the last evaluation, if any.
+    best: Test accuracy in the round that validation selects, if any.
+    seconds_left: Until the last round, or None if it is not running, or not
+      known.
+    started: When its process began, in seconds since 1970, if it is running.
+    holder: That process and its machine, or ''.
+  """
+
+  run: Run
+  state: str
+  round_num: int | None
+  first_round: int
+  total_rounds: int
+  last: float | None
+  best: float | None
+  seconds_left: float | None
+  started: float | None
+  holder: str
+
+  def json_values(self, group: str) -> dict[str, Any]:
+    """Returns values for JSON.
+
+    Args:
+      group: The label of its group.
+    """
+    values = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name != 'run'
+    }
+    seed = self.run.flags.get('seed')
+    return {'path': self.run.path, 'group': group, 'seed': seed, **values}
+
+
+def find_folders(
+  folders: Sequence[str], warn: Callable[[str], None]
+) -> list[str]:
+  """Finds the folders of runs, at any depth, each once.
+
+  The search skips folders that a run itself writes, hidden folders and links.
+
+  Args:
+    folders: Folders to search, or runs themselves.
+    warn: Called for each folder that cannot be read.
+
+  Returns:
+    The folders, grouped by the given folders.
+
+  Raises:
+    UsageError: If a given folder does not exist or is none.
+  """
+  found: list[str] = []
+  for top in folders:
+    if not os.path.isdir(top):
+      what = 'is not a folder' if os.path.lexists(top) else 'does not exist'
+      raise UsageError(f'{top}: {what}; give folders that hold runs')
+    walk = os.walk(top, onerror=lambda error: warn(str(error)))
+    for folder, inner, names in walk:
+      is_run = output_tree.FLAGS in names
+      if is_run:
+        found.append(os.path.normpath(folder))
+      own = output_tree.FOLDERS if is_run else ()
+      kept = [n for n in inner if not n.startswith('.') and n not in own]
+      inner[:] = sorted(kept, key=_natural)
+  return list(dict.fromkeys(found))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+  """Sorts 'seed_2' before 'seed_10'."""
+  # Python refuses to read numbers of thousands of digits.
+  parts = re.split(r'(\d{1,99})', text)
+  return [(int(p), '') if p.isdecimal() else (0, p) for p in parts]
+
+
+def read_status(path: str, warn: Callable[[str], None]) -> Status:
+  """Reads the status of a run.
+
+  Args:
+    path: Its folder.
+    warn: Called for each unusable file, whose figures are then unknown.
+
+  Returns:
+    Its status.
+
+  Raises:
+    UsageError: If its flags cannot be read.
+  """
+  tree = output_tree.OutputTree(path)
+  given = tree.read_flags()
+
+  def attempt(read_fn: Callable[[str], Any], file: str, otherwise: Any) -> Any:
+    try:
+      return read_fn(file)
+    except UsageError as error:
+      warn(str(error))
+      return otherwise
+
+  round_num = attempt(csv_table.last_key, tree.train_csv, None)
+  last, best = attempt(_accuracies, tree.eval_csv, (None, None))
+  total = int(given.get('total_rounds', 0))
+  state, holder, started, left = STOPPED, '', None, None
+  if output_tree.is_held(path):
+    state, (holder, started) = RUNNING, output_tree.holder(path)
+    seconds = attempt(_seconds, tree.timing_csv, None)
+    if seconds is not None and round_num is not None:
+      left = seconds * max(0, total - round_num)
+  elif os.path.lexists(tree.summary_json) and (round_num or 0) >= total:
+    state = FINISHED
+  return Status(
+    Run(path, given, ()),
+    state,
+    round_num,
+    1 - int(given.get('num_pretraining_rounds', 0)),
+    total,
+    last,
+    best,
+    left,
+    started,
+    holder,
+  )
+
+
+def _seconds(timing_csv: str) -> float | None:
+  """Reads the mean seconds of the last rounds with their evaluations."""
+  rows = csv_table.read(timing_csv)[1][-_RECENT:]
+  names = ('seconds/round', 'seconds/evaluation')
+  times = [csv_table.column(rows, name) for name in names]
+  return float(np.nansum(times)) / len(rows) if rows else None
+
+
+def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
+  """Reads test accuracy: (of the last row, of the row selected)."""
+  rows = csv_table.read(eval_csv)[1]
+
+  def accuracy(row: dict[str, str] | None) -> float | None:
+    value = csv_table.number(row, _TEST_ACCURACY) if row else math.nan
+    return value if math.isfinite(value) else None
+
+  return accuracy(rows[-1] if rows else None), accuracy(
+    summary.best_round(rows)
+  )
+
+
+def group_statuses(
+  statuses: Sequence[Status],
+) -> list[tuple[RunGroup, list[Status]]]:
+  """Groups runs that differ only in their seeds, urgent groups first."""
+  by_path = {status.run.path: status for status in statuses}
+  result = []
+  for group in group_runs([status.run for status in statuses]):
+    members = [by_path[run.path] for run in group.runs]
+    result.append((group, members))
+
+  def order(item: tuple[RunGroup, list[Status]]) -> Any:
+    group, members = item
+    first = min(STATES.index(status.state) for status in members)
+    return first, _natural(group.label)
+
+  return sorted(result, key=order)
+
+
+def table_lines(
+  groups: Sequence[tuple[RunGroup, Sequence[Status]]],
+) -> Iterator[str]:
+  """Writes a table of runs and their states, in 80 columns.
+
+  Args:
+    groups: As of `group_statuses`.
+
+  Yields:
+    Lines.
+  """
+  rows = [[_row(status) for status in members] for _, members in groups]
+  every = [row for members in rows for row in members]
+  shown = [c for c in _COLUMNS if any(row[c] for row in every)]
+  widths = {c: max(len(c), *(len(row[c]) for row in every)) for c in shown[1:]}
+  room = console.WIDTH - sum(widths.values()) - 2 * len(widths)
+  lengths = [len(row['run']) for row in every if len(row['run']) <= room]
+  widths = {'run': max(lengths, default=3), **widths}
+  yield _line({c: c for c in shown}, widths)
+  for (group, _), members in zip(groups, rows, strict=True):
+    yield ''
+    heading = console.wrapped(group.label)
+    # A run of another program may have any number of flags.
+    more = len(heading) - _MAX_HEADING_LINES
+    yield from heading[:_MAX_HEADING_LINES]
+    if more > 0:
+      yield f'... ({more:,} more lines of flags; --json has all)'
+    for row in members:
+      if len(row['run']) > widths['run']:
+        # It stays in one piece, so that it can be copied.
+        yield row['run']
+        row = {**row, 'run': ''}
+      yield _line(row, widths)
+  counts = collections.Counter(row['state'] for row in every)
+  known = [state for state in STATES if counts[state]]
+  yield ''
+  yield ', '.join(f'{counts[state]:,} {state}' for state in known)
+
+
+def _row(status: Status) -> dict[str, str]:
+  """Writes the cells of a run."""
+  done, total = status.round_num, status.total_rounds
+  if done is not None and done < 1:
+    first = min(status.first_round, done)
+    progress = f'pre {done + 1 - first}/{1 - first}'
+  else:
+    progress = f'{done or 0}/{total}'
+  started = ''
+  if status.started is not None:
+    at = datetime.datetime.fromtimestamp(status.started)
+    started = f'{at:%m-%d %H:%M}'
+  return {
+    'run': f'  {status.run.path}',
+    'state': status.state,
+    'round': progress,
+    'last': _percent(status.last),
+    'best': _percent(status.best),
+    'left': ''
+    if status.seconds_left is None
+    else console.format_left(status.seconds_left),
+    'started': started,
+  }
+
+
+def _percent(value: float | None) -> str:
+  return '' if value is None else console.format_percent(value)
+
+
+def _line(cells: dict[str, str], widths: dict[str, int]) -> str:
+  return '  '.join(
+    cells[c].ljust(width) if c in _LEFT_ALIGNED else cells[c].rjust(width)
+    for c, width in widths.items()
+  ).rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsHparams:
+  """Flags of `programs/runs.py`."""
+
+  json: bool = hparam(
+    False,
+    'Print one JSON array with all facts about each run.',
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+@main_lib.command(_USAGE, _ABOUT, RunsHparams)
+def runs_main(settings: RunsHparams, parsed: flags.ParsedFlags) -> None:
+  """Lists runs and their status."""
+  folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
+  text, warnings = _listing(folders, settings.json)
+  console.show(text)
+  for warning in warnings:
+    main_lib.warn(warning)
+
+
+def _listing(
+  folders: Sequence[str], as_json: bool = False
+) -> tuple[str, list[str]]:
+  """Lists runs: (text, warnings)."""
+  statuses: list[Status] = []
+  warnings: list[str] = []
+  for path in find_folders(folders, warnings.append):
+    try:
+      statuses.append(read_status(path, warnings.append))
+    except UsageError as error:
+      warnings.append(f'skipped: {error}')
+  groups = group_statuses(statuses)
+  if as_json:
+    values = [s.json_values(group.label) for group, of in groups for s in of]
+    return json.dumps(values, indent=2), warnings
+  if not statuses:
+    return f'There are no runs in {", ".join(folders)}.', warnings
+  return '\n'.join(table_lines(groups)), warnings

@@ -71,14 +71,13 @@ def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
     largest validation accuracy, if any. Both include the test accuracy of their
     round, which selects nothing.
   """
-  _, rounds = csv_table.read(tree.train_csv)
   _, rows = csv_table.read(tree.eval_csv)
-  result: dict[str, Any] = {}
-  if rounds:
-    result['rounds'] = int(rounds[-1][csv_table.KEY])
+  best, result = best_round(rows), dict[str, Any]()
+  rounds = csv_table.last_key(tree.train_csv)
+  if rounds is not None:
+    result['rounds'] = rounds
   if rows:
     result['last'] = _numbers(rows[-1])
-  best = best_round(rows)
   if best is not None:
     result['best_validation'] = _numbers(best)
   return result
@@ -158,20 +157,15 @@ def read_compute(path: str) -> Compute | None:
   """
   if not os.path.lexists(path):
     return None
-  values = files.read_json(path, limit=2**16)
+  values = files.read_json(path)
   if values.pop('format', None) != _COMPUTE_FORMAT:
     raise files.FileError(path, f'its format is not {_COMPUTE_FORMAT!r}')
-  names = {field.name for field in dataclasses.fields(Compute)}
   # Versions before 0.6 also counted what the authors' code spends.
   values.pop('client_authors', None)
-  if values.keys() != names:
-    raise files.FileError(path, f'it must have {", ".join(sorted(names))}')
-  for name, value in values.items():
-    # In Python, True is an int.
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-      raise files.FileError(path, f'{name} must be a number of at least 0')
-  return Compute(**values)
+  try:
+    return Compute(**values)
+  except TypeError as error:
+    raise files.FileError(path, 'it is of another version') from error
 
 
 def flops_text(number: float) -> str:
@@ -230,21 +224,21 @@ def check_outputs(
   for folder in (tree.model, tree.model_best):
     exported.check_replaceable(folder)
   later = checkpoint.versions(tree.checkpoints)[-1:]
-  for version in later:
-    path = checkpoint.path_of(tree.checkpoints, version)
-    with contextlib.suppress(checkpoint.DamagedError):
-      try:
-        # A program that uses the library without flags writes such ones.
-        if checkpoint.read_header(path).owner != checkpoint.NOBODY:
-          checkpoint.check_owner(path, checkpoint.run_owner(config))
-      except checkpoint.ForeignError as error:
-        raise UsageError(
-          f'{path} cannot be used: {error}. Move it away, or choose another'
-          ' --output_dir'
-        ) from error
-  if later and later[0] > config.run.total_rounds:
+  if not later:
+    return
+  path = checkpoint.path_of(tree.checkpoints, later[0])
+  with contextlib.suppress(checkpoint.DamagedError):
+    try:
+      # A program that uses the library without flags writes such ones.
+      if checkpoint.read_header(path).owner != checkpoint.NOBODY:
+        checkpoint.check_owner(path, checkpoint.run_owner(config))
+    except checkpoint.ForeignError as error:
+      raise UsageError(
+        f'{path} cannot be used: {error}. Move it away, or choose another'
+        ' --output_dir'
+      ) from error
+  if later[0] > config.run.total_rounds:
     raise UsageError(
-      f'{checkpoint.path_of(tree.checkpoints, later[0])}: its round is after'
-      f' --total_rounds={config.run.total_rounds}; give'
-      f' --total_rounds={later[0]} or more, or move the file away'
+      f'{path}: its round is after --total_rounds={config.run.total_rounds};'
+      f' give --total_rounds={later[0]} or more, or move the file away'
     )

@@ -5,9 +5,13 @@ refused at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import os
+import tempfile
 from typing import Any, NamedTuple
+import warnings
 
+import h5py
 import numpy as np
 
 from tff_fssl import files
@@ -19,10 +23,10 @@ from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import exported
 from tff_fssl.program import flags
-from tff_fssl.program import keras_weights
 from tff_fssl.program import output_tree
 from tff_fssl.rounds import states
 
+_ZIP, _HDF5 = b'PK\x03\x04', b'\x89HDF\r\n\x1a\n'
 _SUFFIXES = '.keras, .h5'
 # In a checkpoint.
 _WEIGHTS = 'process/global_model_weights'
@@ -33,6 +37,106 @@ _ADVICE = (
 )
 # Flags that tell users which model a checkpoint holds.
 _MODEL_FLAGS = ('model', 'norm', 'dataset', 'train_layers')
+
+
+def is_keras_file(path: str) -> bool:
+  """Says whether a file begins as `.keras` or `.h5`, or raises `FileError`."""
+  with files.open_binary(path) as file:
+    start = file.read(len(_HDF5))
+  return start == _HDF5 or start.startswith(_ZIP)
+
+
+def read_keras(
+  path: str, model: Any, *, new_head: bool = False
+) -> list[np.ndarray | None]:
+  """Reads the weights of a model from a Keras file, whatever its name.
+
+  Args:
+    path: The file: of `save` or `save_weights`, of Keras 3 or 2.
+    model: The Keras model that the weights are for.
+    new_head: Whether the file may lack the last layer with weights, or have
+      another one (for other classes).
+
+  Returns:
+    The weights, in the order of `model.weights`. None stands for weights of a
+    last layer that is not in the file.
+
+  Raises:
+    FileError: If the file cannot be read, or its weights are not this model's.
+  """
+  with files.open_binary(path) as file:
+    is_zip = file.read(len(_ZIP)) == _ZIP
+  try:
+    ending = '.keras' if is_zip else _hdf5_ending(path)
+    with tempfile.TemporaryDirectory() as folder:
+      # Keras tells formats apart by the ending.
+      link = os.path.join(folder, f'model{ending}')
+      os.symlink(os.path.abspath(path), link)
+      own = model.get_weights()
+      try:
+        return _read(path, link, model, new_head)
+      finally:
+        model.set_weights(own)
+  except files.FileError:
+    raise
+  except Exception as error:  # pylint: disable=broad-except
+    # Bad content makes zipfile and HDF5 raise errors of many types.
+    reason = f'it cannot be read as a Keras file ({files.first_line(error)})'
+    raise files.FileError(path, reason) from error
+
+
+def _hdf5_ending(path: str) -> str:
+  """Returns the ending by which Keras knows an HDF5 file's layout."""
+  with h5py.File(path, 'r') as file:
+    of_keras_2 = 'layer_names' in file.attrs or 'model_weights' in file
+  return '.h5' if of_keras_2 else '.weights.h5'
+
+
+def _reason(error: Exception) -> str:
+  """Says in one line what Keras could not load, and why."""
+  lines = [line for line in str(error).splitlines() if line.strip()]
+  return ' '.join(lines[:2])[:400] or type(error).__name__
+
+
+def _read(
+  path: str, link: str, model: Any, new_head: bool
+) -> list[np.ndarray | None]:
+  """Reads weights as `read` does, but may raise any exception."""
+  attempts: list[dict[str, bool]] = [{}]
+  if new_head:
+    attempts.append({'skip_mismatch': True})
+    if link.endswith('/model.h5'):
+      attempts.append({'skip_mismatch': True, 'by_name': True})
+  layers = [layer for layer in model.layers if layer.weights]
+  head = {id(v) for v in layers[-1].weights} if new_head else set()
+  reason = ''
+  for options in attempts:
+    # What the file does not hold stays NaN.
+    for variable in model.weights:
+      missing = np.nan if 'float' in variable.dtype else 0
+      variable.assign(np.full(variable.shape, missing))
+    try:
+      with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+        warnings.simplefilter('ignore')
+        model.load_weights(link, **options)
+    except ValueError as error:
+      reason = reason or _reason(error)
+      continue
+    values = [np.asarray(v) for v in model.weights]
+    lacking = [
+      v
+      for v, value in zip(model.weights, values, strict=True)
+      if 'float' in v.dtype and np.all(np.isnan(value))
+    ]
+    if all(id(v) in head for v in lacking):
+      # A head is read whole or not at all.
+      gone = head if lacking else set()
+      return [
+        None if id(v) in gone else value
+        for v, value in zip(model.weights, values, strict=True)
+      ]
+    reason = reason or f'it has no {lacking[0].path}'
+  raise files.FileError(path, f'it belongs to another model ({reason})')
 
 
 class Source(NamedTuple):
@@ -86,7 +190,7 @@ def find(init_from: str) -> Source:
       reason = 'it is a SavedModel, which is not loaded since it could run code'
   else:
     try:
-      if keras_weights.is_keras_file(init_from):
+      if is_keras_file(init_from):
         return Source(init_from, init_from)
       reason = 'it is none'
     except files.FileError as error:
@@ -127,8 +231,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   config = None
   if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
-    with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
-      config = config_lib.build_config(flags.parse(argv, config_lib.groups()))
+    config = config_lib.build_config(flags.parse(argv, config_lib.groups()))
   return Source(
     about,
     leaves=leaves,
@@ -242,14 +345,14 @@ def _load_keras(
   # A network with layers after its own has no classifier.
   may_be_new = new_weights is not None and whole is model
   try:
-    read = keras_weights.read(path, whole, new_head=may_be_new)
+    found = read_keras(path, whole, new_head=may_be_new)
   except files.FileError as error:
     raise UsageError(f'--init_from={error}. {_ADVICE}') from error
   values: dict[Any, Any] = {
-    v.value.ref(): value for v, value in zip(whole.weights, read, strict=True)
+    v.value.ref(): value for v, value in zip(whole.weights, found, strict=True)
   }
   new_layer = ''
-  if new_weights is not None and any(value is None for value in read):
+  if new_weights is not None and any(value is None for value in found):
     for variable, value in zip(model.weights, new_weights(), strict=True):
       if values[variable.value.ref()] is None:
         values[variable.value.ref()] = value

@@ -18,7 +18,7 @@ from tff_fssl.data import sources
 from tff_fssl.program import checkpoint
 from tff_fssl.program import csv_table
 from tff_fssl.program import deploy_main
-from tff_fssl.program import evaluate_main
+from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import train_main
@@ -130,7 +130,7 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   # Another start has nothing to do, and programs read the run.
   assert 'round  3' not in _serve(app, data)
   capsys.readouterr()
-  assert main.run(evaluate_main.evaluate_main, [str(run)]) == main.DONE
+  assert main.run(evaluation.evaluate_main, [str(run)]) == main.DONE
   last = float(
     csv_table.read(str(run / 'metrics' / 'eval.csv'))[1][-1]['test/accuracy']
   )

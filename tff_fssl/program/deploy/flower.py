@@ -34,9 +34,8 @@ from tff_fssl.models import server_model
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment as experiment_lib
-from tff_fssl.program import managers
 from tff_fssl.program import output_tree
-from tff_fssl.program import run_folder
+from tff_fssl.program import train_main
 from tff_fssl.program import training
 from tff_fssl.program import warm_start
 from tff_fssl.program.deploy import deployment as deployment_lib
@@ -185,7 +184,7 @@ def _start(
   if run is None and config.run.init_from:
     source = warm_start.find(config.run.init_from)
     loaded = experiment_lib.load_weights(config, source)
-  frozen = run_folder.read_frozen(config, run, loaded)
+  frozen = train_main.read_frozen(config, run, loaded)
   task = experiment_lib.build_task(config, frozen)
   held = task.partition.server_labeled
   if config.round.scenario == data_names.LABELS_AT_SERVER:
@@ -198,11 +197,11 @@ def _start(
       ' which a federation does not; give --fedmatch.uploads_in=state'
     )
   structure = training.state_structure(process, experiment.data_source)
-  paths = managers.leaf_paths(structure)
+  paths = training.leaf_paths(structure)
   if run is not None:
     try:
       done, leaves = checkpoint.read_latest(run.checkpoints, task.owner)
-      state = managers.fill_structure(leaves, structure).process
+      state = training.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(
         f'{run.checkpoints}: no checkpoint can be used: {error}'
