@@ -119,9 +119,9 @@ def split_classes(
     >>> rng = np.random.default_rng(0)
     >>> for client in partition_splits.split_classes(hidden, settings, rng):
     ...   print(np.bincount(client, minlength=3))
-    [2 0 3]
-    [2 6 0]
-    [2 0 3]
+    [2 3 0]
+    [2 3 0]
+    [2 0 6]
   """
   num_classes, num_clients = len(hidden), settings.num_clients
   has = np.zeros((num_clients, num_classes), bool)
