@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import hashlib
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 import unicodedata
@@ -448,13 +449,16 @@ def column_problems(x: np.ndarray) -> Iterator[Problem]:
 
 
 def find_problems(
-  data: 'sources.DataSet', name: Callable[[int], str] | None = None
+  data: 'sources.DataSet',
+  name: Callable[[int], str] | None = None,
+  most_bytes: float = math.inf,
 ) -> list[Problem]:
-  """Finds the problems of a data set in about a second.
+  """Finds the problems of a data set, at a gigabyte of examples in a second.
 
   Args:
     data: The data set.
     name: As for `duplicate_problems`. None: by the data set, or by number.
+    most_bytes: Duplicates of larger data are not searched for.
 
   Returns:
     The problems.
@@ -464,10 +468,9 @@ def find_problems(
     f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
   x, y = (data.train.x, data.test.x), (data.train.y, data.test.y)
-  problems = [
-    *label_problems(data.class_names, *y),
-    *duplicate_problems(x, y, name or data.place or numbered),
-  ]
+  problems = list(label_problems(data.class_names, *y))
+  if sum(part.nbytes for part in x) <= most_bytes:
+    problems += duplicate_problems(x, y, name or data.place or numbered)
   if data.train.kind == data_names.VECTORS and num_train:
     problems += column_problems(data.train.x[:, 0])
   return problems

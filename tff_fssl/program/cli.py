@@ -18,6 +18,7 @@ _PROGRAMS = {
   'train': 'Trains a model, or continues a run that was stopped.',
   'runs': 'Lists runs and their status.',
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
+  'predict': 'Predicts the classes of new files by a trained model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
   'report': 'Reports on runs, as one HTML page.',

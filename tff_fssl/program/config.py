@@ -102,12 +102,20 @@ def parse_config(argv: Sequence[str]) -> Config:
   return build_config(flags.parse(argv, groups()))
 
 
-def build_config(parsed: flags.ParsedFlags) -> Config:
-  """Builds a checked configuration, or raises `UsageError`."""
+def build_config(
+  parsed: flags.ParsedFlags, info: data_names.DataSetInfo | None = None
+) -> Config:
+  """Builds a checked configuration, or raises `UsageError`.
+
+  Args:
+    parsed: The flags.
+    info: The facts of the data set, if its files may be missing. None: they are
+      found.
+  """
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
   model_names.check_model(run.model)
-  info = sources.find(run.dataset, run.data_dir, data)
+  info = info or sources.find(run.dataset, run.data_dir, data)
   if run.partition_file:
     in_file = _read_partition_file(run, parsed, info.num_classes)
     run = dataclasses.replace(

@@ -451,20 +451,7 @@ def read_config(
   for name in ('data_dir', 'cache_dir'):
     if here := getattr(settings, name):
       arguments = [*arguments, f'--{name}={here}']
-  parsed = flags.parse(arguments, config_lib.groups())
-  if not parsed.is_set('normalization'):
-    # Older runs, whose images were all normalized.
-    arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
-    parsed = flags.parse(arguments, config_lib.groups())
-  # Nobody typed these flags: some may have no effect.
-  config = config_lib.build_config(parsed.mark_recorded(folder))
-  model = config.run.model
-  # The path comes with the folder, which may be a stranger's.
-  if model_names.file_and_function(model) and not settings.run_model_file:
-    raise UsageError(
-      f'{folder}: its --model={model} is a Python file, which has to be run; if'
-      ' you trust it, give --run_model_file'
-    )
+  config = parse_recorded(folder, arguments, settings.run_model_file)
   if settings.federated:
     _check_federated(folder, config)
   if settings.local_models:
@@ -473,6 +460,43 @@ def read_config(
     raise UsageError(
       '--examples=validation: the run kept no validation examples'
       ' (--num_validation=0); test is allowed'
+    )
+  return config
+
+
+def parse_recorded(
+  folder: str,
+  arguments: list[str],
+  run_model_file: bool,
+  info: data_names.DataSetInfo | None = None,
+) -> config_lib.Config:
+  """Makes the configuration of a run or model of its recorded flags.
+
+  Args:
+    folder: The run or model.
+    arguments: Its flags.
+    run_model_file: Whether a Python file that `--model` names may run.
+    info: As for `config.build_config`.
+
+  Returns:
+    The configuration.
+
+  Raises:
+    UsageError: If the flags cannot be used, or name a file that may not run.
+  """
+  parsed = flags.parse(arguments, config_lib.groups())
+  if not parsed.is_set('normalization'):
+    # Older runs, whose images were all normalized.
+    arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
+    parsed = flags.parse(arguments, config_lib.groups())
+  # Nobody typed these flags: some may have no effect.
+  config = config_lib.build_config(parsed.mark_recorded(folder), info)
+  model = config.run.model
+  # The path comes with the folder, which may be a stranger's.
+  if model_names.file_and_function(model) and not run_model_file:
+    raise UsageError(
+      f'{folder}: its --model={model} is a Python file, which has to be run; if'
+      ' you trust it, give --run_model_file'
     )
   return config
 

@@ -338,6 +338,10 @@ def export_model(
     'classes': list(task.data.class_names),
     'example_shape': list(task.data.example_shape),
     'inputs_of_model.keras': _inputs(task),
+    'prepared': {
+      'bit_depth': task.data.bit_depth,
+      'columns': getattr(config.info, 'columns', ()),
+    },
     'flags': config.flags(),
   }
   durable.write_file(

@@ -29,6 +29,9 @@ from tff_fssl.program import config as config_lib
 from tff_fssl.program import flags
 from tff_fssl.program import inputs as inputs_lib
 
+# Duplicates of larger data sets are searched for by programs/data.py alone.
+_MOST_BYTES = 2**30
+
 if TYPE_CHECKING:
   from tff_fssl.rounds import sampling
 
@@ -167,6 +170,30 @@ def _check_classes(
       f' --aggregator={config.aggregator.aggregator} nothing about them may'
       ' become part of the model; have a test example of each class'
     )
+
+
+def find_problems(
+  config: config_lib.Config, data: sources.DataSet
+) -> list[inspection.Problem]:
+  """Finds what `programs/data.py` finds in about a second.
+
+  Args:
+    config: The configuration. Of a run that protects its clients, only the
+      files are looked at, not what is in their examples.
+    data: Its data set.
+
+  Returns:
+    The problems.
+
+  Raises:
+    UsageError: If results would mean nothing, unless the user accepts it.
+  """
+  problems = [*getattr(config.info, 'problems', ()), *data.problems]
+  if not config.is_private:
+    problems += inspection.find_problems(data, most_bytes=_MOST_BYTES)
+  if not config.data.accept_findings:
+    inspection.refuse_misleading(f'--dataset={config.run.dataset}', problems)
+  return list(dict.fromkeys(problems))
 
 
 @dataclasses.dataclass(frozen=True)

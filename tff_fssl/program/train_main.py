@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import os
+import types
 from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
@@ -207,6 +209,7 @@ def banner(
   source: warm_start.Source | None,
   loaded: warm_start.Loaded | None,
   compute: summary.Compute | None,
+  findings: Mapping[str, str] = types.MappingProxyType({}),
 ) -> str:
   """Describes the run that is about to start, in a few lines."""
   config, data, partition = task.config, task.data, task.partition
@@ -265,6 +268,7 @@ def banner(
     f' test {kind.noun} of {data_names.shape_text(data.example_shape)},'
     f' {data.num_classes} classes' + (validation if run.num_validation else ''),
     **({'note': data.notes} if kind != data_names.IMAGES else {}),
+    **findings,
     'labels': labels,
     'clients': f'{partition.num_clients}, {partition.settings.title},'
     f' {_range(sizes)} examples each'
@@ -281,6 +285,18 @@ def banner(
     'output': run.output_dir,
   }
   return console.table(rows)
+
+
+def _describe_findings(task: Any) -> dict[str, str]:
+  """Says in a row what is found in the data, or raises `UsageError`."""
+  # pylint: disable-next=import-outside-toplevel
+  from tff_fssl.program import run_data
+
+  problems = run_data.find_problems(task.config, task.data)
+  if not problems:
+    return {}
+  command = f'{console.command("data")} {task.config.run.dataset}'
+  return {'findings': f'{inspection.brief(problems)}; see {command}'}
 
 
 def _streaming_row(streaming: Any) -> dict[str, str]:
@@ -527,7 +543,8 @@ def _train(
     loaded = source and experiment_lib.load_weights(config, source)
     task = experiment_lib.build_task(config, read_frozen(config, tree, loaded))
     compute = experiment_lib.measure_compute(task)
-    view.say(banner(task, context, source, loaded, compute))
+    findings = _describe_findings(task)
+    view.say(banner(task, context, source, loaded, compute, findings))
     # The data may have changed since the run was made.
     check_data(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)

@@ -1,0 +1,365 @@
+"""`programs/predict.py`: classes of new files, by a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+import dataclasses
+import io
+import itertools
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.data import data_hparams
+from tff_fssl.data import names as data_names
+from tff_fssl.data import pictures
+from tff_fssl.data.sources import columns as columns_lib
+from tff_fssl.data.sources import table
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import console
+from tff_fssl.program import evaluation
+from tff_fssl.program import exported
+from tff_fssl.program import flags
+from tff_fssl.program import main as main_lib
+from tff_fssl.program import output_tree
+
+_USAGE = 'programs/predict.py RUN|MODEL DATA [--output=FILE.csv]'
+_ABOUT = (
+  'Predicts the classes of new examples by an exported model: MODEL is a'
+  ' folder model/ or model_best/, or a copy of it, and RUN, the --output_dir of'
+  ' a run, has one. DATA is an image, a folder of images (with all folders in'
+  ' it), a CSV or Parquet file of the columns that the model was trained on, or'
+  ' an NPZ file with x. They are prepared as in training. No label is needed;'
+  ' where a column label, or the names of class folders, give some, the'
+  ' accuracy is shown, too.'
+)
+_MODEL = 'model'
+_ID, _CLASS, _TRUE, _PROBLEM = 'example', 'class', 'label', 'problem'
+# More examples than any data set has, so that no flag is out of range.
+_MANY = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictHparams:
+  """Flags of `programs/predict.py`."""
+
+  output: str = hparam(
+    'predictions.csv',
+    'CSV file to write: a row an example, with its path or row number, its'
+    ' class, and the probability of each class.',
+  )
+  batch_size: int = hparam(
+    256, 'Number of examples in a batch.', minimum=1, maximum=2**20
+  )
+  run_model_file: bool = hparam(
+    False,
+    'Run the Python file that --model=FILE.py:function of the training run'
+    ' names. Only for models of your own.',
+  )
+  verbose: bool = hparam(False, "Show TensorFlow's messages.")
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+class Example(NamedTuple):
+  """An example that was read.
+
+  Attributes:
+    name: Its path, or the number of its row.
+    x: The example as views take it, or None if it cannot be read.
+    label: The name of its class, or ''.
+    problem: The reason why it cannot be read.
+  """
+
+  name: str
+  x: np.ndarray | None
+  label: str = ''
+  problem: str = ''
+
+
+class Model(NamedTuple):
+  """An exported model, and how its inputs are prepared.
+
+  Attributes:
+    about: The record of the export.
+    settings: The flags for reading.
+    kind: The kind of examples.
+    probabilities: Maps examples, [N, ...], to float32 [N, classes].
+  """
+
+  about: Mapping[str, Any]
+  settings: data_hparams.DataHparams
+  kind: data_names.Kind
+  probabilities: Callable[[np.ndarray], np.ndarray]
+
+
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  PredictHparams,
+  missing='no model was given; give the folder of a run or model, and data',
+  most=2,
+)
+def predict_main(own: PredictHparams, parsed: flags.ParsedFlags) -> None:
+  """Predicts the classes of new examples."""
+  if len(parsed.positional) < 2:
+    raise UsageError(
+      f'{parsed.positional[0]}: give the data to predict, too, as {_USAGE}'
+    )
+  main_lib.quiet(own.verbose)
+  folder, data = parsed.positional
+  model = load(folder, own)
+  classes = model.about['classes']
+  examples = read(data, model)
+  text = io.StringIO()
+  writer = csv.writer(text)
+  writer.writerow(
+    [_ID, _CLASS, _TRUE, _PROBLEM, *(f'p({name})' for name in classes)]
+  )
+  counts = dict.fromkeys(('examples', 'unreadable', 'labelled', 'right'), 0)
+  while batch := list(itertools.islice(examples, own.batch_size)):
+    found = [example.x for example in batch if example.x is not None]
+    rows = iter(model.probabilities(np.stack(found)) if found else ())
+    for example in batch:
+      counts['examples'] += 1
+      if example.x is None:
+        counts['unreadable'] += 1
+        row: list[Any] = ['', example.label, example.problem]
+      else:
+        p = next(rows)
+        name = classes[int(p.argmax())]
+        counts['labelled'] += bool(example.label)
+        counts['right'] += example.label == name
+        row = [name, example.label, '', *(f'{value:.4f}' for value in p)]
+      writer.writerow([example.name, *row])
+  with durable.storage_errors('--output'):
+    durable.write_file(own.output, [text.getvalue().encode()])
+  console.show(console.table(_summary(counts, own.output)))
+
+
+def _summary(counts: Mapping[str, int], output: str) -> dict[str, str]:
+  rows = {'examples': f'{counts["examples"]:,}', 'written': output}
+  if counts['unreadable']:
+    rows['unreadable'] = (
+      f'{counts["unreadable"]:,}, whose rows say why, and have no class'
+    )
+  if counts['labelled']:
+    share = counts['right'] / counts['labelled']
+    rows['accuracy'] = f'{share:.4f}, of {counts["labelled"]:,} with a label'
+  return rows
+
+
+def load(folder: str, own: PredictHparams) -> Model:
+  """Loads an exported model from its Keras file, without running code.
+
+  Args:
+    folder: The folder of the model, or of a run that has one.
+    own: The batch size, and whether a Python file may run.
+
+  Returns:
+    The model.
+
+  Raises:
+    UsageError: If there is no whole exported model.
+  """
+  if os.path.lexists(output_tree.OutputTree(folder).flags_file):
+    folder = os.path.join(folder, _MODEL)
+  problem = exported.problem(folder)
+  if problem:
+    raise UsageError(
+      f'{folder}: is not a whole exported model ({problem}); give a run that'
+      f' has ended, or its {_MODEL}/'
+    )
+  about = exported.read_about(folder)
+  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
+  values.pop('partition_file', '')
+  arguments = [f'--{name}={value}' for name, value in values.items()]
+  config = evaluation.parse_recorded(
+    folder,
+    [*arguments, *evaluation.moment_flags(about)],
+    own.run_model_file,
+    _info(about, values),
+  )
+
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import evaluate as evaluate_lib
+  from tff_fssl.models import server_model
+  from tff_fssl.program import experiment
+  from tff_fssl.program import warm_start
+
+  model_fn = experiment.build_exported_fn(config)
+  weights = warm_start.load(warm_start.find(folder), model_fn()).weights
+  predict_fn = evaluate_lib.build_logits_fn(model_fn, config.info.input_shape)
+  model = server_model.ServerModel(*weights)
+
+  def probabilities(x: np.ndarray) -> np.ndarray:
+    x = _normalized(about, config.data.normalization, x)
+    logits = np.asarray(predict_fn(model, x), np.float64)
+    scaled = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (scaled / scaled.sum(axis=1, keepdims=True)).astype(np.float32)
+
+  kind = data_names.kind_of(about['example_shape'])
+  return Model(about, config.data, kind, probabilities)
+
+
+def _info(
+  about: Mapping[str, Any], values: Mapping[str, str]
+) -> data_names.DataSetInfo:
+  """Makes the facts of data that this machine need not have."""
+  every = {field.name for field in dataclasses.fields(data_hparams.DataHparams)}
+  inputs = about['inputs_of_model.keras']
+  return data_names.DataSetInfo(
+    name=values['dataset'],
+    num_classes=len(about['classes']),
+    example_shape=tuple(about['example_shape']),
+    num_train=_MANY,
+    num_test=_MANY,
+    flip=False,
+    mean=tuple(inputs.get('mean', ())),
+    std=tuple(inputs.get('std', ())),
+    uses=frozenset(every),
+  )
+
+
+def _normalized(
+  about: Mapping[str, Any], normalization: str, x: np.ndarray
+) -> np.ndarray:
+  """Prepares a batch as the plain view does, float32 [N, ...]."""
+  kind = data_names.kind_of(about['example_shape'])
+  x = x.astype(np.float32)
+  if kind == data_names.TEXTS:
+    return x
+  if kind == data_names.VECTORS:
+    x = x[:, 0]
+  elif normalization != data_hparams.NONE:
+    x /= np.float32(255)
+  if normalization == data_hparams.STANDARD:
+    inputs = about['inputs_of_model.keras']
+    x = (x - np.float32(inputs['mean'])) / np.float32(inputs['std'])
+  return x
+
+
+def read(data: str, model: Model) -> Iterator[Example]:
+  """Reads new examples.
+
+  Args:
+    data: A file or a folder.
+    model: What they are for.
+
+  Returns:
+    Yields the examples in order, those that cannot be read with the reason.
+
+  Raises:
+    UsageError: If they are of another kind than the model's, or cannot be read
+      at all.
+  """
+  if model.kind == data_names.IMAGES:
+    return _read_images(data, model)
+  if os.path.isdir(data):
+    raise UsageError(
+      f'{data}: is a folder, but the model predicts {model.kind.noun}; give a'
+      ' file'
+    )
+  if data.endswith('.npz'):
+    return _read_arrays(data, model)
+  rows = table.read_all(data)
+  labels = rows.column(model.settings.label_field or table.LABEL)
+  x = _texts(data, rows, model)
+  if model.kind == data_names.VECTORS:
+    x = _vectors(data, rows, model)
+  return map(Example, rows.places, x, labels)
+
+
+def _read_images(data: str, model: Model) -> Iterator[Example]:
+  """Reads all images in a folder, or one."""
+  root = pathlib.Path(data)
+  if root.is_dir():
+    paths = sorted(
+      path
+      for path in root.rglob('*')
+      if pictures.is_image(path.name)
+      and not any(p.startswith('.') for p in path.relative_to(root).parts)
+    )
+    if not paths:
+      raise UsageError(f'{data}: has no images')
+  else:
+    files.open_binary(data).close()
+    paths = [root]
+  prepared = model.about.get('prepared', {})
+  form = pictures.Form(
+    tuple(model.about['example_shape']),
+    model.settings.resize,
+    prepared.get('bit_depth', pictures.MAX_DEPTH),
+  )
+  read_one = lambda path: pictures.read(path, form)
+  classes = set(model.about['classes'])
+  for path, picture in pictures.read_all(paths, read_one, form):
+    name = str(path.relative_to(root)) if root.is_dir() else data
+    label = path.parent.name if path.parent.name in classes else ''
+    if isinstance(picture, str):
+      yield Example(name, None, label, picture)
+    else:
+      yield Example(name, picture.pixels, label)
+
+
+def _read_arrays(data: str, model: Model) -> Iterator[Example]:
+  """Reads `x`, and `y` if it is there."""
+  arrays = files.read_npz(data)
+  x, shape = arrays.get('x'), tuple(model.about['example_shape'])
+  if x is None or x.shape[1:] not in (shape, shape[1:]):
+    given = 'no x' if x is None else f'x {x.dtype} {list(x.shape)}'
+    raise UsageError(
+      f'{data}: has {given}; the model takes x, N of {list(shape)}'
+    )
+  x = x.reshape(len(x), *shape[:-1], shape[-1]).astype(model.kind.dtype)
+  names = [f'row {i + 1}' for i in range(len(x))]
+  y = arrays.get('y')
+  labels = [''] * len(x)
+  if y is not None:
+    classes = model.about['classes']
+    labels = [
+      classes[int(v)]
+      if y.dtype.kind in 'iu' and 0 <= v < len(classes)
+      else str(v) * (str(v) in classes)
+      for v in y.tolist()
+    ]
+  return map(Example, names, x, labels)
+
+
+def _texts(data: str, rows: table.Table, model: Model) -> Any:
+  """Converts the texts of a table to numbers of words."""
+  if model.kind != data_names.TEXTS:
+    return ()
+  if 'text' not in rows.cells:
+    raise UsageError(
+      f'{data}: its columns are {", ".join(rows.cells)}; the model needs text'
+    )
+  from tff_fssl.data import text_views  # pylint: disable=C0415
+
+  texts = rows.column('text')
+  if 'title' in rows.cells:
+    texts = list(map(' '.join, zip(rows.column('title'), texts)))
+  settings = model.settings
+  return text_views.tokens(
+    texts, settings.vocabulary_size, settings.max_words, settings.text_unit
+  ).numpy()
+
+
+def _vectors(data: str, rows: table.Table, model: Model) -> np.ndarray:
+  """Converts the rows of a table to vectors."""
+  learned = model.about.get('prepared', {}).get('columns')
+  if not learned:
+    raise UsageError(
+      f'{data}: the model was trained on vectors, not on a table; give an NPZ'
+      ' file with x'
+    )
+  columns: Sequence[columns_lib.Column] = columns_lib.parse(learned)
+  return columns_lib.encode(columns, rows.cells, data)[:, np.newaxis]
