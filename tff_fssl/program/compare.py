@@ -359,7 +359,7 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
     )
   unpaired: dict[str, list[str]] = {}
   for group in groups[1:]:
-    for ours, theirs in _of_equal_seeds(groups[0], group):
+    for ours, theirs in _match_seeds(groups[0], group):
       # Other data are a remark of their own.
       told = _other_data(ours, theirs)
       other = [n for n in _hindrances(ours, theirs) if n not in told]
@@ -396,7 +396,7 @@ def _hindrances(one: runs_lib.Run, other: runs_lib.Run) -> list[str]:
   return [*found, *['initial weights'] * (len(starts) > 1)]
 
 
-def _of_equal_seeds(
+def _match_seeds(
   ours: runs_lib.RunGroup, theirs: runs_lib.RunGroup
 ) -> list[tuple[runs_lib.Run, runs_lib.Run]]:
   """Returns the runs of two groups that have the same seed."""
@@ -530,7 +530,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     pairs = np.array(
       [
         [*map(accuracy, both)]
-        for both in _of_equal_seeds(groups[0], group)
+        for both in _match_seeds(groups[0], group)
         if not _hindrances(*both)
       ]
     ).reshape(-1, 2)

@@ -29,7 +29,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 
 # How a run ends, in MLflow's words.
-ENDS = FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
+FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
 _FORMAT = 'tff_fssl.tracker'
 _EXPERIMENT = 'tff_fssl'
 _ROUND = 'round'

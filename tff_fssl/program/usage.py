@@ -19,7 +19,7 @@ from tff_fssl.program import flags
 _WIDTH = 80
 _HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 _WORD = '--help='
-# The columns of a flag with its default in the short help.
+# The columns of a flag with its default before a text beside it.
 _NAME_WIDTH = 34
 _Fields = list[tuple[str, dataclasses.Field]]
 
@@ -63,7 +63,7 @@ def parse(
     if words:
       console.show(word_text(words[0], shown))
     elif common and '--helpfull' not in argv:
-      console.show(short_text(usage, description, shown, common))
+      console.show(help_text(usage, description, shown, common))
     else:
       console.show(help_text(usage, description, shown))
     return None
@@ -71,9 +71,12 @@ def parse(
 
 
 def help_text(
-  usage: str, description: str, groups: Sequence[flags.Group]
+  usage: str,
+  description: str,
+  groups: Sequence[flags.Group],
+  common: Collection[str] = (),
 ) -> str:
-  """Writes the text of `--helpfull`, at most 80 columns wide.
+  """Writes the text of `--helpfull`, at most 80 columns wide, or of `--help`.
 
   Args:
     usage: The command's syntax. `programs/X.py` is replaced by the command that
@@ -81,60 +84,38 @@ def help_text(
     description: The program's purpose, with the same replacement. Each line is
       a paragraph.
     groups: Its flags, if any.
+    common: The names of the flags that `--help` shows, in a line or two each,
+      below the first paragraph. (): all flags are shown, with their texts.
 
   Returns:
     The text.
   """
-  lines = _head(usage, description)
-  if groups:
-    lines += ['', 'Each flag is given with its default.']
-  lines += [*group_lines(*groups), '', 'Always:']
-  from_file = [
-    '  --flagfile=FILE',
-    '      Reads flags from a file, one per line; # starts a comment. Flags on'
-    ' the',
-    '      command line take precedence. A missing configs/NAME.flags is taken'
-    ' from',
-    '      the package, if the package has that file.',
+  if common:
+    lines = _head(usage, description.partition('\n')[0])
+    lines += group_lines(
+      *groups,
+      is_shown=lambda _, name, __: name in common,
+      lines_of=_short_lines,
+    )
+    more = sum(len(group.named_fields()) for group in groups) - len(common)
+    last = '--helpfull', f'Shows all flags: {more} more.'
+  else:
+    lines = _head(usage, description)
+    lines += ['', 'Each flag is given with its default.'] if groups else []
+    lines += group_lines(*groups)
+    last = '--help', 'Shows this help.'
+  always = [
+    (
+      '--flagfile=FILE',
+      'Reads flags from a file, one per line; # starts a comment. Flags on the'
+      ' command line take precedence. A missing configs/NAME.flags is taken'
+      ' from the package.',
+    ),
+    ('--help=WORD', 'Shows the flags whose texts have the word.'),
   ]
-  lines += from_file if groups else []
-  lines += ['  --help', '      Shows this help.']
-  if groups:
-    lines += ['  --help=WORD', '      Shows the flags whose texts have a word.']
-  return '\n'.join(lines)
-
-
-def short_text(
-  usage: str,
-  description: str,
-  groups: Sequence[flags.Group],
-  common: Collection[str],
-) -> str:
-  """Writes the text of `--help`, with a line or two for each common flag.
-
-  Args:
-    usage: See `help_text`.
-    description: See `help_text`. Only its first paragraph is shown.
-    groups: The program's flags.
-    common: The names of those that it shows.
-
-  Returns:
-    The text.
-  """
-  lines = _head(usage, description.partition('\n')[0])
-  lines += group_lines(
-    *groups,
-    is_shown=lambda _, name, __: name in common,
-    lines_of=_short_lines,
-  )
-  more = sum(len(group.named_fields()) for group in groups) - len(common)
-  lines += [
-    '',
-    'Always:',
-    *_columns('--flagfile=FILE', 'Reads flags from a file.'),
-    *_columns('--help=WORD', 'Shows the flags whose texts have the word.'),
-    *_columns('--helpfull', f'Shows all flags: {more} more.'),
-  ]
+  lines += ['', 'Always:']
+  for name, text in [*(always if groups else []), last]:
+    lines += _columns(name, text)
   return '\n'.join(lines)
 
 
