@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -150,7 +150,7 @@ class _Tracing:
         further[name] = adapter.Network(
           functools.partial(auxiliary.build, network), trace=False
         )
-    self._networks = base.Networks(network, further, lambda *_: None)
+    self._networks = base.Networks(network, further)
     self._algorithm, self._views = algorithm, views
     self._at_server = at_server
     self._streams = training.streams_of(algorithm, at_server=at_server)
@@ -220,13 +220,27 @@ class _Tracing:
       The FLOPs.
     """
 
-    def run(batch: base.Batch) -> base.StepResult:
+    def run(batch: base.Batch) -> tuple[base.StepResult, list[tf.Tensor]]:
+      graph, moves = tf.compat.v1.get_default_graph(), list[tf.Tensor]()
+
+      def descend(
+        name: str,
+        gradients: Sequence[tf.Tensor],
+        rate_factor: tf.Tensor | float = 1.0,
+      ) -> None:
+        del name, rate_factor
+        # Only what leaves the graph is counted. Nothing leaves `tf.cond`.
+        if tf.compat.v1.get_default_graph() is graph:
+          moves.extend(gradients)
+
+      networks = dataclasses.replace(self._networks, descend=descend)
       with training.draws(self._networks, batch.seed):
-        return self._step(self._networks, batch)
+        return self._step(networks, batch), moves
 
     batch = self._batch(sizes, prepared)
     traced = tf.function(run, autograph=False).get_concrete_function(batch)
-    self._metrics |= dict.fromkeys(traced.structured_outputs.metrics)
+    result, _ = traced.structured_outputs
+    self._metrics |= dict.fromkeys(result.metrics)
     return flops_lib.count_flops(traced.graph)
 
   def _batch(
