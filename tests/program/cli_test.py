@@ -29,6 +29,7 @@ def _call(monkeypatch, capsys):
     'train',
     'runs',
     'evaluate',
+    'predict',
     'plot',
     'compare',
     'report',

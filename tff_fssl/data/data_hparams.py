@@ -102,8 +102,8 @@ class DataHparams:
   )
   accept_findings: bool = hparam(
     False,
-    'Whether to train although programs/data.py finds what makes results'
-    ' meaningless, such as test examples that are for training, too.',
+    'Whether to train although something in the data makes results meaningless,'
+    ' such as test examples that are for training, too.',
     may_change=True,
   )
   max_unreadable: int = hparam(

@@ -78,11 +78,12 @@ class RunHparams:
 
   dataset: str = hparam(
     'cifar10',
-    'The data set: a name; folder:PATH, a folder of images; features:PATH, a'
-    ' file of vectors; text:PATH, a CSV file of texts (docs/own_data.md);'
-    " ag_news, in --data_dir; clientdata:PATH, files of TFF's ClientData;"
-    " huggingface:OWNER/NAME, a download of the hub's client in --data_dir; or"
-    ' any image classification set of TFDS in --data_dir. Names:',
+    'folder:PATH | features:PATH | text:PATH | clientdata:PATH |'
+    ' huggingface:OWNER/NAME | a name. Your own data (docs/own_data.md) are a'
+    ' folder of images, a table or file of vectors, a CSV file of texts, files'
+    " of TFF's ClientData, or a download of the hub's client in --data_dir. A"
+    ' name is also ag_news, or any image classification set of TFDS, in'
+    ' --data_dir. Names:',
     choices=data_names.DATA_SETS,
     other_choices=True,
     group='Data',
