@@ -24,13 +24,14 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --durations=15
 
 .DELETE_ON_ERROR:
-.PHONY: help setup $(PARTS:%=setup-%) train test test-slow lint format \
+.PHONY: help setup $(PARTS:%=setup-%) train test quick test-slow lint format \
 	notebooks results docs dist lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
 	@echo '                 FLAGFILE=$(FLAGFILE))'
 	@echo 'make test        set up, check format, lint and types, run the tests'
+	@echo 'make quick       run the tests that ARGS names: ARGS=tests/files_test.py'
 	@echo 'make test-slow   set up, run the tests that take longer'
 	@echo 'make lint        run only the checks'
 	@echo 'make format      format the code, sort imports'
@@ -87,6 +88,9 @@ lint: setup-dev
 
 test: lint setup-ray setup-track
 	$(PYTEST) $(ARGS)
+
+quick: setup-dev
+	$(BIN)/python -m pytest -q $(ARGS)
 
 test-slow: setup-dev setup-flower setup-ray setup-track
 	$(PYTEST) -m slow $(ARGS)

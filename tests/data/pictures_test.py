@@ -112,6 +112,16 @@ def test_used_bits_of_16(tmp_path):
     assert found.depth == 12 and found.pixels[1, 1, 0] == expected
 
 
+def test_large_images_are_refused_unless_a_flag_allows_them(tmp_path):
+  Image.new('1', (1_500, 1_000)).save(tmp_path / 'a.png')
+  with pictures.quiet(2):
+    assert pictures.read(tmp_path / 'a.png', _RGB).stored == (1_000, 1_500)
+  with pictures.quiet(1):
+    with pytest.raises(files.FileError, match='--max_megapixels allows more'):
+      pictures.read(tmp_path / 'a.png', _RGB)
+  assert pictures.read(tmp_path / 'a.png', _RGB).depth == 0
+
+
 def test_files_of_several_pages(tmp_path):
   page = Image.new('L', (6, 4), 7)
   page.save(tmp_path / 'one.tif')

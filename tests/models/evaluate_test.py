@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny_task
 
+from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 
@@ -46,3 +47,13 @@ def test_pieces_give_the_same_result(monkeypatch, tmp_path, norm):
     assert pieces.keys() == whole.keys()
     for name, value in whole.items():
       assert pieces[name] == pytest.approx(value, rel=1e-5)
+
+
+def test_labels_without_an_output():
+  x, y = tiny_task.examples(8, seed=1)
+  model_fn = lambda: tiny_task.model_fn('none')
+  weights = adapter.Network(model_fn, seed=0).initial_weights()
+  fn = evaluate.build_evaluate_fn(model_fn, tiny_task.VIEWS)
+  for labels in (y + tiny_task.NUM_CLASSES, y - 1 - y.max()):
+    with pytest.raises(UsageError, match='labels go from .* the model has'):
+      fn(weights, x, labels)

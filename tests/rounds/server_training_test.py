@@ -7,6 +7,7 @@ import tiny_plan
 import tiny_task
 
 from tff_fssl.algorithms import supervised
+from tff_fssl.lazy import tf
 from tff_fssl.rounds import server_training
 
 _context = contexts.of_each_module()
@@ -36,3 +37,12 @@ def test_the_first_model_is_that_of_the_seed():
   ]
   np.testing.assert_array_equal(kernels[0], kernels[1])
   assert np.any(kernels[0] != kernels[2])
+
+
+def test_labels_without_an_output_are_named():
+  x, y = tiny_task.examples(9, 7)
+  plan = tiny_plan.build(supervised.Supervised(), 'none', labels=(x, y + 1))
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match='labels of server_data_fn must be'
+  ):
+    server_training._read_data(plan)

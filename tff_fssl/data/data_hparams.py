@@ -106,6 +106,15 @@ class DataHparams:
     ' such as test examples that are for training, too.',
     may_change=True,
   )
+  max_megapixels: int = hparam(
+    170,
+    'Millions of pixels of the largest image that is read. A small file may'
+    ' hold an image that fills the memory.',
+    minimum=1,
+    maximum=10_000,
+    may_change=True,
+    when=_read('max_megapixels'),
+  )
   max_unreadable: int = hparam(
     0,
     'Greatest number of unreadable image files, which are skipped. 0 by'

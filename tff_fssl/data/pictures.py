@@ -31,6 +31,9 @@ _DRAFT = 2
 # The images that are decoded before the first of them is used.
 _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
+# Millions of pixels of images that were read before.
+_READABLE = 10_000
+
 _Item = TypeVar('_Item')
 # A stored image: see `read`. A text is never taken as a path, since a hostile
 # file could name another file by it.
@@ -75,11 +78,24 @@ class Picture(NamedTuple):
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-  """Silences Pillow's warnings, in all threads."""
+def quiet(megapixels: float = 0) -> Iterator[None]:
+  """Silences Pillow's warnings, and sets its limit, in all threads.
+
+  Args:
+    megapixels: Millions of pixels of the largest image. 0: Pillow's limit.
+  """
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  limit = Image.MAX_IMAGE_PIXELS
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
-    yield
+    if megapixels:
+      # Pillow refuses images of twice as many.
+      Image.MAX_IMAGE_PIXELS = int(megapixels * 1e6 / 2)
+    try:
+      yield
+    finally:
+      Image.MAX_IMAGE_PIXELS = limit
 
 
 def read(image: Stored, form: Form) -> Picture:
@@ -201,7 +217,7 @@ def traits_of(paths: Iterable[str]) -> list[Traits]:
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   traits = []
-  with quiet():
+  with quiet(_READABLE):
     for path in paths:
       with files.open_binary(path) as file, Image.open(file) as image:
         size = f'{image.width} x {image.height}'
@@ -311,10 +327,13 @@ def _fit(image, form: Form) -> np.ndarray:
 
 
 def _words(error: Exception) -> str:
+  from PIL import Image  # pylint: disable=C0415
   from PIL import UnidentifiedImageError  # pylint: disable=C0415
 
   if isinstance(error, UnidentifiedImageError):
     return 'of no known format'
+  if isinstance(error, Image.DecompressionBombError):
+    return f'{files.first_line(error)}; --max_megapixels allows more'
   return files.first_line(error)
 
 

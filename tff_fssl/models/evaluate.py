@@ -11,6 +11,7 @@ import numpy as np
 
 from tff_fssl import loops
 from tff_fssl.data import augment
+from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -82,7 +83,7 @@ def build_evaluate_fn(
     ) -> Metrics:
       return measure(passes, prediction, model, table, images, labels)
 
-    return evaluate
+    return evaluate, network.num_outputs
 
   def fn(
     model: server_model.ServerModel, x: Any, y: Any, table: Any = ()
@@ -90,8 +91,14 @@ def build_evaluate_fn(
     model, table = tf.nest.map_structure(
       tf.convert_to_tensor, (server_model.ServerModel(*model), table)
     )
-    x = np.asarray(x)
-    evaluate = functools.partial(build(x.shape[1:], x.dtype), model, table)
+    x, y = np.asarray(x), np.asarray(y)
+    built, num_classes = build(x.shape[1:], x.dtype)
+    if y.size and not 0 <= y.min() <= y.max() < num_classes:
+      raise UsageError(
+        f'labels go from {y.min()} to {y.max()}, but the model has'
+        f' {num_classes} outputs, for labels from 0 to {num_classes - 1}'
+      )
+    evaluate = functools.partial(built, model, table)
     # The spread over clients is not a mean over examples.
     whole = prediction.member is not None
     size = len(x) if whole else piece_size(x, batch_size)

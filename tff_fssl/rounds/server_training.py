@@ -138,7 +138,16 @@ def _read_data(plan: plan_lib.Plan) -> base.Examples:
   """Reads the server's labelled examples."""
   assert plan.data.server_data_fn is not None  # Called only then.
   whole = client_data.read_one(plan.data.server_data_fn())
-  return client_data.read_examples(whole)
+  x, y = client_data.read_examples(whole)
+  num_classes = plan.networks.num_classes
+  are_classes = tf.reduce_all((y >= 0) & (y < num_classes))
+  # Else the loss would fail, or be NaN on a GPU.
+  text = (
+    f'the labels of server_data_fn must be from 0 to {num_classes - 1}, as the'
+    f' model has {num_classes} outputs; given are'
+  )
+  with tf.control_dependencies([tf.debugging.Assert(are_classes, [text, y])]):
+    return base.Examples(x, tf.identity(y))
 
 
 def _metrics(result: training.LocalResult) -> Metrics:

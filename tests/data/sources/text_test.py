@@ -226,3 +226,8 @@ def test_a_split_by_client(tmp_path):
   assert not info.problems and info.num_test % 10 == 0 < info.num_test
   data = info.read()
   assert np.bincount(data.owners).tolist() == [10] * len(data.client_names)
+
+
+def test_long_fields(tmp_path):
+  path = _write(tmp_path / 'a.csv', *_ROWS, f'{"word " * 50_000},cat')
+  assert len(_load(path).train) + len(_load(path).test) == 41

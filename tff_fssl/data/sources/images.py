@@ -48,6 +48,7 @@ _DECISIVE = {
 }
 SHAPED = frozenset(
   {'image_size', 'resize', 'color', 'bit_depth', 'flip', 'cache_dir'}
+  | {'max_megapixels'}
 )
 _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
@@ -340,13 +341,14 @@ def _decoded(found: Found) -> image_cache.Cached:
   folder = settings.cache_folder
   cached = image_cache.find(folder, key)
   if cached is None:
-    try:
-      rows = found.open()
-      shape = found.shape or _image_shape(rows, settings)
-    except UsageError as error:
-      raise UsageError(f'--dataset={found.name}: {error}') from error
-    put_all = lambda put: _decode(found, rows, shape, put)
-    cached = image_cache.make(folder, key, shape, rows.most, put_all)
+    with pictures.quiet(settings.max_megapixels):
+      try:
+        rows = found.open()
+        shape = found.shape or _image_shape(rows, settings)
+      except UsageError as error:
+        raise UsageError(f'--dataset={found.name}: {error}') from error
+      put_all = lambda put: _decode(found, rows, shape, put)
+      cached = image_cache.make(folder, key, shape, rows.most, put_all)
   return cached
 
 

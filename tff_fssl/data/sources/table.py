@@ -26,6 +26,8 @@ from tff_fssl.hparams import closest
 LABEL, CLIENT, SPLIT = 'label', 'client', 'split'
 TRAIN, TEST = 'train', 'test'
 INDEX = '__index_level_'
+# The file's size bounds a field's.
+csv.field_size_limit(2**30)
 _WHOLE = re.compile(r'\d+(?:\.0+)?', re.ASCII)
 _SEPARATORS = (';', '\t', '|')
 # So many lines within one field look like rows that a quote swallowed.
