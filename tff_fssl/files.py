@@ -150,9 +150,8 @@ def read_text(path: str, *, limit: int = _LARGEST, packed: bool = False) -> str:
   Raises:
     FileError: If it cannot be read, is too large, or is not such text.
   """
-  content = read_bytes(path, limit=limit)
-  if packed and content.startswith((_GZIP, _ZIP)):
-    content = _unpacked(path, content, limit)
+  read = read_packed if packed else read_bytes
+  content = read(path, limit=limit)
   is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
   try:
     return content.decode('utf-16' if is_wide else 'utf-8-sig')
@@ -163,6 +162,24 @@ def read_text(path: str, *, limit: int = _LARGEST, packed: bool = False) -> str:
       f'it is not UTF-8 text (line {line}); if it is Latin-1, as of older'
       ' programs, convert it: iconv -f latin1 -t utf8',
     ) from error
+
+
+def read_packed(path: str, *, limit: int = _LARGEST) -> bytes:
+  """Reads a file that may be a gzip file, or a zip file of one file.
+
+  Args:
+    path: The file.
+    limit: The greatest size, in bytes, also after unpacking.
+
+  Returns:
+    The bytes, unpacked.
+
+  Raises:
+    FileError: If it cannot be read, is too large, or is not whole.
+  """
+  content = read_bytes(path, limit=limit)
+  is_packed = content.startswith((_GZIP, _ZIP))
+  return _unpacked(path, content, limit) if is_packed else content
 
 
 def _unpacked(path: str, content: bytes, limit: int) -> bytes:

@@ -47,6 +47,8 @@ def _num_trainable(model):
     ('cnn', _DIGITS, 10, 'bn', 186_538),
     # 27 * 16 + 144 * 32 + 288 * 48 + 432 * 64, norms 2 * 160, 65 * 10.
     ('cnn_narrow', _CIFAR, 10, 'bn', 47_482),
+    # NIID-Bench's, as its replication by Flower counts it.
+    ('lenet', (28, 28, 1), 10, 'none', 44_426),
     ('linear', (768,), 4, 'none', 769 * 4),
     ('linear', _DIGITS, 10, 'bn', 65 * 10),
     ('mlp', (768,), 4, 'none', 769 * 256 + 257 * 256 + 257 * 4),
@@ -118,7 +120,16 @@ def test_wide_resnet_depth_follows_the_image():
 @pytest.mark.parametrize('norm', names.NORM_NAMES)
 @pytest.mark.parametrize(
   'name',
-  ['wrn28_2', 'resnet8', 'resnet9', 'resnet18', 'alexnet', 'mlp', 'cnn'],
+  [
+    'wrn28_2',
+    'resnet8',
+    'resnet9',
+    'resnet18',
+    'alexnet',
+    'lenet',
+    'mlp',
+    'cnn',
+  ],
 )
 @pytest.mark.parametrize('image_shape', [_DIGITS, (9, 12, 2)])
 def test_maps_images_to_logits(name, norm, image_shape):

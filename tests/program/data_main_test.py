@@ -7,6 +7,7 @@ from PIL import Image
 import pytest
 import tiny_tfds
 
+from tff_fssl.data.sources import idx
 from tff_fssl.program import data_main
 from tff_fssl.program import main
 
@@ -15,6 +16,8 @@ from tff_fssl.program import main
 def _shown(capsys, tmp_path, monkeypatch):
   """Calls the program: its exit code and its output, 80 columns wide."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  # As on a machine without Debian's package.
+  monkeypatch.setattr(idx, 'FASHION_MNIST', str(tmp_path / 'none'))
   monkeypatch.chdir(tmp_path)
 
   def shown(*argv):

@@ -65,10 +65,11 @@ CLASS_DRAWS = (EXACT, MULTINOMIAL)
 
 # `folder:PATH` is a folder of images, `clientdata:PATH` files of TFF's
 # `ClientData`, `features:PATH` a file of vectors, `text:PATH` a CSV file of
-# texts, `huggingface:OWNER/NAME` a data set of Hugging Face's hub.
+# texts, `huggingface:OWNER/NAME` a data set of Hugging Face's hub, `idx:DIR` a
+# folder of files as MNIST's.
 FOLDER, CLIENT_DATA, HUB = 'folder:', 'clientdata:', 'huggingface:'
-FEATURES, TEXT = 'features:', 'text:'
-PATHS = (FOLDER, CLIENT_DATA, FEATURES, TEXT)
+FEATURES, TEXT, IDX = 'features:', 'text:', 'idx:'
+PATHS = (FOLDER, CLIENT_DATA, FEATURES, TEXT, IDX)
 AG_NEWS = 'ag_news'
 
 

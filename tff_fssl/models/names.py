@@ -46,6 +46,11 @@ MODELS = {
     'tff_fssl.models.networks:build_cnn_narrow',
     least_side=4,
   ),
+  'lenet': ModelInfo(
+    'LeNet-5 as in NIID-Bench, 0.04 M parameters for 28 x 28 gray images',
+    'tff_fssl.models.networks:build_lenet',
+    least_side=16,
+  ),
   'linear': ModelInfo(
     'a linear classifier, for vectors',
     'tff_fssl.models.networks:build_linear',

@@ -418,6 +418,40 @@ def _cnn(
   return _dense(_average(x), num_classes)
 
 
+def build_lenet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Builds the LeNet of NIID-Bench (Li et al. 2022).
+
+  Two convolutions of 5 x 5 without padding (6 and 16 channels), each with ReLU
+  and 2 x 2 maxima, then dense layers of 120 and 84. All initial weights and
+  biases are PyTorch's: U(-1/sqrt(in), 1/sqrt(in)).
+  """
+
+  def bias(inputs: int) -> tf.keras.initializers.Initializer:
+    bound = inputs**-0.5
+    return tf.keras.initializers.RandomUniform(-bound, bound)
+
+  for index, filters in enumerate((6, 16), start=1):
+    x = tf.keras.layers.Conv2D(
+      filters,
+      5,
+      kernel_initializer=_uniform_fan_in(),
+      bias_initializer=bias(25 * x.shape[-1]),
+      name=f'conv{index}',
+    )(x)
+    x = _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
+    x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(x)
+  x = tf.keras.layers.Flatten(name='flat')(x)
+  for name, width in (('hidden1', 120), ('hidden2', 84)):
+    x = tf.keras.layers.Dense(
+      width,
+      kernel_initializer=_uniform_fan_in(),
+      bias_initializer=bias(x.shape[-1]),
+      name=name,
+    )(x)
+    x = _relu(x, 'features' if width == 84 else f'{name}_relu')
+  return _dense(x, num_classes, bias_initializer=bias(84))
+
+
 def build_wrn28_2(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Builds Wide ResNet-28-2."""
   return _wide_resnet(x, num_classes, norm, width=2)

@@ -23,6 +23,7 @@ _BY_PREFIX = {
   names.HUB: 'hub:find',
   names.FEATURES: 'vectors:find',
   names.TEXT: 'text:find',
+  names.IDX: 'idx:find',
   names.AG_NEWS: 'text:find_ag_news',
 }
 

@@ -22,6 +22,7 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import seeds
 from tff_fssl.data import sources
+from tff_fssl.data.sources import idx
 from tff_fssl.data.sources import images
 from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
@@ -77,6 +78,24 @@ class Stored(NamedTuple):
   def unlabeled(self) -> list[str]:
     """Lists the splits without known labels."""
     return [split for split in _UNLABELED if split in self.sizes]
+
+
+_FASHION, _IDX = 'fashion_mnist', 'idx'
+_CLOTHES = (
+  *('T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat'),
+  *('Sandal', 'Shirt', 'Sneaker', 'Bag', 'Ankle boot'),
+)
+# As Debian's package dataset-fashion-mnist has it.
+_FASHION_MNIST = Stored(
+  folder=pathlib.Path(),
+  version=_IDX,
+  shape=(28, 28, 1),
+  class_names=_CLOTHES,
+  sizes={_TRAIN: 60_000, _TEST: 10_000},
+  image='image',
+  label='label',
+  about="Zalando's files, as Debian has them",
+)
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
@@ -249,6 +268,10 @@ def _rows(
     ValueError: If the number of rows is wrong. TFDS raises errors of other
       classes.
   """
+  if stored.version == _IDX:
+    for row in idx.rows(str(stored.folder), split):
+      yield row._replace(name=f'{split} {row.name}')
+    return
   import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
 
   image, label = stored.image, stored.label
@@ -341,7 +364,16 @@ def fetch_command(name: str, data_dir: str | None) -> str:
 
 
 def stored_version(name: str, data_dir: str | None) -> str | None:
-  """Finds the newest version of a data set on disk, or returns None."""
+  """Finds the newest version of a data set on disk, or returns None.
+
+  Fashion-MNIST may also be Debian's, of version 'idx'.
+  """
+  version = _newest_version(name, data_dir)
+  is_debian = name == _FASHION and os.path.isdir(idx.FASHION_MNIST)
+  return _IDX if version is None and is_debian else version
+
+
+def _newest_version(name: str, data_dir: str | None) -> str | None:
   root = pathlib.Path(os.path.expanduser(root_folder(data_dir))) / name
   try:
     if not stat.S_ISDIR(os.stat(root).st_mode):
@@ -406,6 +438,8 @@ def read_stored(name: str, data_dir: str | None) -> Stored:
       f' --data_dir={given} ({", ".join(on_disk) or "none"})'
       f'{closest(name, (*known, *on_disk))}'
     )
+  if version == _IDX:
+    return _FASHION_MNIST._replace(folder=pathlib.Path(idx.FASHION_MNIST))
   folder = pathlib.Path(os.path.expanduser(given)) / name / version
   try:
     # TFDS would hang on a pipe.
