@@ -2,6 +2,7 @@
 
 import pathlib
 
+import leftovers
 import pytest
 
 from tff_fssl.program import main
@@ -64,4 +65,4 @@ def test_mistakes(tmp_path, capfd, flags, message):
   assert code == main.USAGE
   printed = capfd.readouterr().err
   assert message in ' '.join(printed.split())
-  assert not (tmp_path / 'run').exists()
+  assert leftovers.files_in(tmp_path / 'run') == []

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import leftovers
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
@@ -454,7 +455,7 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
       error = capsys.readouterr().err
       assert word in error and error.count('\n') == 1, error
     assert _bytes(path) == content
-    assert not os.path.exists(tmp_path / 'new')
+    assert leftovers.files_in(tmp_path / 'new') == []
 
 
 def test_evaluations_agree(finished, capsys):
@@ -627,7 +628,7 @@ def test_refusals_leave_the_folder_free(
   assert _train(folder, *flags) == 2
   error = capsys.readouterr().err
   assert word in error and 'Traceback' not in error
-  assert not folder.exists()
+  assert leftovers.files_in(folder) == []
 
 
 @pytest.mark.slow

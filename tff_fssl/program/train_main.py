@@ -221,15 +221,6 @@ def banner(
     )
   ]
   kind = data_names.kind_of(data.example_shape)
-  held = [len(held) for held in partition.client_labeled if len(held)]
-  labels = f'{_range(held or [0])} at each client'
-  if len(held) < partition.num_clients:
-    labels = f'{_range(held or [0])} at each of {len(held)} clients'
-  if len(partition.server_labeled):
-    at_server = f'{len(partition.server_labeled)} at the server'
-    labels = f'{at_server}, {labels}' if held else at_server
-  if len(partition.wrong_examples):
-    labels += f'; {len(partition.wrong_examples)} are wrong'
   cohort = (
     f'{run.clients_per_round} of {partition.num_clients} clients in each'
     if config.trains_clients
@@ -269,7 +260,7 @@ def banner(
     f' {data.num_classes} classes' + (validation if run.num_validation else ''),
     **({'note': data.notes} if kind != data_names.IMAGES else {}),
     **findings,
-    'labels': labels,
+    'labels': _describe_labels(partition),
     'clients': f'{partition.num_clients}, {partition.settings.title},'
     f' {_range(sizes)} examples each'
     + (f', from {run.partition_file}' if run.partition_file else ''),
@@ -285,6 +276,20 @@ def banner(
     'output': run.output_dir,
   }
   return console.table(rows)
+
+
+def _describe_labels(partition: partition_lib.Partition) -> str:
+  """Says who holds how many labels."""
+  held = [len(held) for held in partition.client_labeled if len(held)]
+  labels = f'{_range(held or [0])} at each client'
+  if len(held) < partition.num_clients:
+    labels = f'{_range(held or [0])} at each of {len(held)} clients'
+  if len(partition.server_labeled):
+    at_server = f'{len(partition.server_labeled)} at the server'
+    labels = f'{at_server}, {labels}' if held else at_server
+  if len(partition.wrong_examples):
+    labels += f'; {len(partition.wrong_examples)} are wrong'
+  return labels
 
 
 def _describe_findings(task: Any) -> dict[str, str]:
