@@ -210,6 +210,28 @@ def read_json(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
   return parse_json(path, read_text(path, limit=limit))
 
 
+def read_record(path: str, form: str) -> dict[str, Any] | None:
+  """Reads a JSON object that says its format.
+
+  Args:
+    path: The file.
+    form: The format that it must say, as `format`.
+
+  Returns:
+    The rest of the object. None if there is no file, as in runs of older
+    versions.
+
+  Raises:
+    FileError: If it is not such a file.
+  """
+  if not os.path.lexists(path):
+    return None
+  values = read_json(path)
+  if values.pop('format', None) != form:
+    raise FileError(path, f'its format is not {form!r}')
+  return values
+
+
 def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
   """Reads the table in a TOML file, or raises `FileError`."""
   text = read_text(path, limit=limit)

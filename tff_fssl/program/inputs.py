@@ -123,11 +123,9 @@ def read(path: str) -> Inputs | None:
   Raises:
     FileError: If it is not such a file.
   """
-  if not os.path.lexists(path):
+  values = files.read_record(path, _FORMAT)
+  if values is None:
     return None
-  values = files.read_json(path)
-  if values.pop('format', None) != _FORMAT:
-    raise files.FileError(path, f'its format is not {_FORMAT!r}')
   return Inputs(**{**values, 'classes': tuple(values['classes'])})
 
 

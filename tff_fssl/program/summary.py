@@ -155,11 +155,9 @@ def read_compute(path: str) -> Compute | None:
   Raises:
     FileError: If it is not such a file.
   """
-  if not os.path.lexists(path):
+  values = files.read_record(path, _COMPUTE_FORMAT)
+  if values is None:
     return None
-  values = files.read_json(path)
-  if values.pop('format', None) != _COMPUTE_FORMAT:
-    raise files.FileError(path, f'its format is not {_COMPUTE_FORMAT!r}')
   # Versions before 0.6 also counted what the authors' code spends.
   values.pop('client_authors', None)
   try:
