@@ -448,30 +448,35 @@ def column_problems(x: np.ndarray) -> Iterator[Problem]:
     )
 
 
+def name_of(data: 'sources.DataSet') -> Callable[[int], str]:
+  """Returns the function that names an example by its number.
+
+  Args:
+    data: The data set. Test examples follow training examples.
+  """
+  num_train = len(data.train)
+  return data.place or (
+    lambda i: f'test {i - num_train}' if i >= num_train else f'training {i}'
+  )
+
+
 def find_problems(
-  data: 'sources.DataSet',
-  name: Callable[[int], str] | None = None,
-  most_bytes: float = math.inf,
+  data: 'sources.DataSet', most_bytes: float = math.inf
 ) -> list[Problem]:
   """Finds the problems of a data set, at a gigabyte of examples in a second.
 
   Args:
     data: The data set.
-    name: As for `duplicate_problems`. None: by the data set, or by number.
     most_bytes: Duplicates of larger data are not searched for.
 
   Returns:
     The problems.
   """
-  num_train = len(data.train)
-  numbered = lambda i: (
-    f'test {i - num_train}' if i >= num_train else f'training {i}'
-  )
   x, y = (data.train.x, data.test.x), (data.train.y, data.test.y)
   problems = list(label_problems(data.class_names, *y))
   if sum(part.nbytes for part in x) <= most_bytes:
-    problems += duplicate_problems(x, y, name or data.place or numbered)
-  if data.train.kind == data_names.VECTORS and num_train:
+    problems += duplicate_problems(x, y, name_of(data))
+  if data.train.kind == data_names.VECTORS and len(data.train):
     problems += column_problems(data.train.x[:, 0])
   return problems
 

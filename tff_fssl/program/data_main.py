@@ -1,6 +1,6 @@
 """`programs/data.py`: lists the data sets, or looks one over."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import datetime
 import os
@@ -84,9 +84,10 @@ def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
     console.show(_overview(data_dir))
     return main_lib.DONE
   problems = _look_over(given[0], data_dir, settings)
-  lines = []
+  lines, is_stopped = [], False
   for problem in problems:
     stops = problem.stops or problem.misleads and not settings.accept_findings
+    is_stopped |= stops
     label = 'stops training' if stops else 'training continues'
     way = '; --accept_findings trains all the same' * problem.misleads
     lines.append(f'{label}: {problem.text}{way * stops}')
@@ -95,7 +96,7 @@ def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
     console.show(files.printable(line))
   if len(lines) > _MAX_LINES:
     console.show(f'... and {len(lines) - _MAX_LINES:,} more')
-  if any(line.startswith('stops') for line in lines):
+  if is_stopped:
     return main_lib.FAILED
   found = ', but see above' if problems else ''
   console.show(f'OK{found}. Train with --dataset={given[0]}')
@@ -171,30 +172,28 @@ def _look_over(
   if missing := _missing(name, data_dir, settings, about):
     return missing
   info = sources.describe(name, data_dir, settings)
-  problems: list[inspection.Problem] = []
-  look = None
-  if isinstance(info, sources.Info):
-    about |= info.about
-    problems, look = list(info.problems), info.look
-    data = info.read()
+  found = info if isinstance(info, sources.Info) else None
+  if found:
+    about |= found.about
+    data = found.read()
   else:
     data = sources.load_found(info, data_dir or None)
   about |= data.about
   if data.notes:
     about['what'] = data.notes
   _print_data(about, data)
-  problems += [*data.problems, *inspection.find_problems(data)]
-  num_train = len(data.train)
-  name_of = data.place or _numbered(num_train)
-  problems += inspection.near_problems((data.train.x, data.test.x), name_of)
+  problems = sources.find_problems(info, data)
+  problems += inspection.near_problems(
+    (data.train.x, data.test.x), inspection.name_of(data)
+  )
   if data.train.kind == data_names.IMAGES and data.example_shape[-1] > 1:
     gray = {'gray': inspection.is_gray(data.train.x)}
     problems += inspection.trait_problems(data.class_names, data.train.y, gray)
   if data.train.kind == data_names.VECTORS:
     vectors.check_range(info, data.mean, data.std)
-  if look:
-    problems += look(data)
-  return list(dict.fromkeys(problems))
+  if found:
+    problems += found.look(data)
+  return problems
 
 
 def _missing(
@@ -228,13 +227,6 @@ def _missing(
 
 def _shape(pixels: Sequence[int]) -> str:
   return ' x '.join(map(str, pixels))
-
-
-def _numbered(num_train: int) -> Callable[[int], str]:
-  """Names examples by their numbers."""
-  return lambda i: (
-    f'test {i - num_train}' if i >= num_train else f'training {i}'
-  )
 
 
 def _print_data(rows: dict[str, str], data: Any) -> None:

@@ -188,12 +188,12 @@ def find_problems(
   Raises:
     UsageError: If results would mean nothing, unless the user accepts it.
   """
-  problems = [*getattr(config.info, 'problems', ()), *data.problems]
-  if not config.is_private:
-    problems += inspection.find_problems(data, most_bytes=_MOST_BYTES)
+  problems = sources.find_problems(
+    config.info, data, inside=not config.is_private, most_bytes=_MOST_BYTES
+  )
   if not config.data.accept_findings:
     inspection.refuse_misleading(f'--dataset={config.run.dataset}', problems)
-  return list(dict.fromkeys(problems))
+  return problems
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ chooses the module, and `load` also reads the examples.
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -288,6 +289,29 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   if data.mean:
     return data
   return dataclasses.replace(data, mean=info.mean, std=info.std)
+
+
+def find_problems(
+  info: names.DataSetInfo,
+  data: DataSet,
+  *,
+  inside: bool = True,
+  most_bytes: float = math.inf,
+) -> list[inspection.Problem]:
+  """Lists what its reader, and a look at its examples, have found.
+
+  Args:
+    info: The facts of the data set.
+    data: The data set.
+    inside: Whether its examples are looked at.
+    most_bytes: As for `inspection.find_problems`.
+
+  Returns:
+    The problems, each once.
+  """
+  known = info.problems if isinstance(info, Info) else ()
+  looked = inspection.find_problems(data, most_bytes) if inside else []
+  return list(dict.fromkeys([*known, *data.problems, *looked]))
 
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:

@@ -433,10 +433,9 @@ def _decode_once(
         words.update([row.word] if row.word else [])
         depth = max(depth, picture.depth)
         num_stacks += picture.is_stack
-        counts = np.bincount(picture.pixels.ravel(), minlength=256)
+        levels += np.bincount(picture.pixels.ravel(), minlength=256)
         # A gray or colored area has one value in each channel.
         num_flat += np.ptp(picture.pixels, axis=(0, 1)).max() == 0
-        levels += counts
   y, class_names = _number(labels, rows.class_names)
   owner_numbers, client_names = _number(owners, rows.client_names)
   facts = {
@@ -512,10 +511,9 @@ def _stored_sizes(sizes: Sequence[Sequence[int]]) -> dict[str, str]:
   if not sizes:
     return {}
   height, width, *_ = zip(*sizes)
-  text = names.shape_text((min(height), min(width), 1)).removesuffix(' x 1')
+  text = f'{min(height)} x {min(width)}'
   if len(sizes) > 1:
-    most = names.shape_text((max(height), max(width), 1)).removesuffix(' x 1')
-    text += f' to {most} ({len(sizes):,} sizes)'
+    text += f' to {max(height)} x {max(width)} ({len(sizes):,} sizes)'
   return {'stored': text}
 
 
