@@ -105,9 +105,11 @@ def test_texts(here, capsys):
   ]
   (here / 'a.csv').write_text('\n'.join(['text,label', *rows]))
   _train('--dataset=text:a.csv', '--model=text_cnn', '--max_words=6')
-  (here / 'new.csv').write_text('text,label\ngoal match a,s\nbank price,m\n')
+  (here / 'new.csv').write_text(
+    'text,label\ngoal match a,s\nbank price,m\nball,nan\n'
+  )
   rows, text = _predict(capsys, 'run', 'new.csv')
-  assert [row['class'] for row in rows] == ['s', 'm']
+  assert [row['class'] for row in rows] == ['s', 'm', 's']
   assert '1.0000, of 2 with a label' in text
 
 

@@ -280,18 +280,15 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
     raise UsageError(f'{folder}: is not a whole exported model ({problem})')
   about = exported.read_about(folder)
   round_num = about['round']
-  # Only texts of flags are taken from a record that may be downloaded.
-  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
   # Test examples are the same in any partition.
   flag = f'--examples={settings.examples}' * (settings.examples != 'test')
   flag = '--federated' if settings.federated else flag
-  if values.pop('partition_file', '') and flag:
+  if about['flags'].get('partition_file') and flag:
     raise UsageError(
       f'{flag}: the partition of {folder} was taken'
       ' from a file; evaluate the run, which has a copy of it'
     )
-  arguments = [f'--{n}={v}' for n, v in values.items()]
-  config = read_config(folder, [*arguments, *moment_flags(about)], settings)
+  config = read_config(folder, recorded_flags(about), settings)
 
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program import experiment
@@ -325,6 +322,18 @@ def _check_classes(folder: str, classes: Any, task: Any) -> None:
     f' {folder} was trained with {old!r}, and predicts classes by their'
     ' numbers; give the classes their old names'
   )
+
+
+def recorded_flags(about: Mapping[str, Any]) -> list[str]:
+  """Writes the flags of a model, but for the file of its partition.
+
+  Args:
+    about: The record of the export.
+  """
+  # Only texts of flags are taken from a record that may be downloaded.
+  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
+  values.pop('partition_file', '')
+  return [*(f'--{n}={v}' for n, v in values.items()), *moment_flags(about)]
 
 
 def moment_flags(about: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,9 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import pictures
 from tff_fssl.data.sources import columns as columns_lib
+from tff_fssl.data.sources import folder as folder_lib
 from tff_fssl.data.sources import table
+from tff_fssl.data.sources import text as text_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
@@ -40,7 +42,6 @@ _ABOUT = (
   ' where a column label, or the names of class folders, give some, the'
   ' accuracy is shown, too.'
 )
-_MODEL = 'model'
 _ID, _CLASS, _TRUE, _PROBLEM = 'example', 'class', 'label', 'problem'
 # More examples than any data set has, so that no flag is out of range.
 _MANY = 10**9
@@ -170,26 +171,26 @@ def load(folder: str, own: PredictHparams) -> Model:
   Raises:
     UsageError: If there is no whole exported model.
   """
-  if os.path.lexists(output_tree.OutputTree(folder).flags_file):
-    folder = os.path.join(folder, _MODEL)
+  tree = output_tree.OutputTree(folder)
+  if os.path.lexists(tree.flags_file):
+    folder = tree.model
   problem = exported.problem(folder)
   if problem:
     raise UsageError(
       f'{folder}: is not a whole exported model ({problem}); give a run that'
-      f' has ended, or its {_MODEL}/'
+      ' has ended, or its model/'
     )
   about = exported.read_about(folder)
-  values = {n: hparams.format_value(v) for n, v in about['flags'].items()}
-  values.pop('partition_file', '')
-  arguments = [f'--{name}={value}' for name, value in values.items()]
   config = evaluation.parse_recorded(
     folder,
-    [*arguments, *evaluation.moment_flags(about)],
+    evaluation.recorded_flags(about),
     own.run_model_file,
-    _info(about, values),
+    _info(about),
   )
 
   # pylint: disable=import-outside-toplevel
+  from scipy import special
+
   from tff_fssl.models import evaluate as evaluate_lib
   from tff_fssl.models import server_model
   from tff_fssl.program import experiment
@@ -202,22 +203,18 @@ def load(folder: str, own: PredictHparams) -> Model:
 
   def probabilities(x: np.ndarray) -> np.ndarray:
     x = _normalized(about, config.data.normalization, x)
-    logits = np.asarray(predict_fn(model, x), np.float64)
-    scaled = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return (scaled / scaled.sum(axis=1, keepdims=True)).astype(np.float32)
+    return special.softmax(np.asarray(predict_fn(model, x)), axis=1)
 
   kind = data_names.kind_of(about['example_shape'])
   return Model(about, config.data, kind, probabilities)
 
 
-def _info(
-  about: Mapping[str, Any], values: Mapping[str, str]
-) -> data_names.DataSetInfo:
+def _info(about: Mapping[str, Any]) -> data_names.DataSetInfo:
   """Makes the facts of data that this machine need not have."""
   every = {field.name for field in dataclasses.fields(data_hparams.DataHparams)}
   inputs = about['inputs_of_model.keras']
   return data_names.DataSetInfo(
-    name=values['dataset'],
+    name=about['flags']['dataset'],
     num_classes=len(about['classes']),
     example_shape=tuple(about['example_shape']),
     num_train=_MANY,
@@ -271,7 +268,11 @@ def read(data: str, model: Model) -> Iterator[Example]:
   if data.endswith('.npz'):
     return _read_arrays(data, model)
   rows = table.read_all(data)
-  labels = rows.column(model.settings.label_field or table.LABEL)
+  # Words for an unknown class are no labels.
+  labels = [
+    label * (label in model.about['classes'])
+    for label in rows.column(model.settings.label_field or table.LABEL)
+  ]
   x = _texts(data, rows, model)
   if model.kind == data_names.VECTORS:
     x = _vectors(data, rows, model)
@@ -286,7 +287,7 @@ def _read_images(data: str, model: Model) -> Iterator[Example]:
       path
       for path in root.rglob('*')
       if pictures.is_image(path.name)
-      and not any(p.startswith('.') for p in path.relative_to(root).parts)
+      and not any(map(folder_lib.is_litter, path.relative_to(root).parts))
     )
     if not paths:
       raise UsageError(f'{data}: has no images')
@@ -344,12 +345,12 @@ def _texts(data: str, rows: table.Table, model: Model) -> Any:
     )
   from tff_fssl.data import text_views  # pylint: disable=C0415
 
-  texts = rows.column('text')
-  if 'title' in rows.cells:
-    texts = list(map(' '.join, zip(rows.column('title'), texts)))
   settings = model.settings
   return text_views.tokens(
-    texts, settings.vocabulary_size, settings.max_words, settings.text_unit
+    text_lib.texts_of(rows),
+    settings.vocabulary_size,
+    settings.max_words,
+    settings.text_unit,
   ).numpy()
 
 

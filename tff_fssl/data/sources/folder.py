@@ -145,7 +145,7 @@ class Listing:
       if TRAIN in splits:
         levels = [os.path.join(self.root, name) for name in splits.values()]
     for folder, inner, found in os.walk(self.root):
-      inner[:] = sorted(n for n in inner if not _is_litter(n))
+      inner[:] = sorted(n for n in inner if not is_litter(n))
       if folder in levels:
         empty += [
           name
@@ -154,7 +154,7 @@ class Listing:
           and name.casefold() not in names.UNKNOWN_FOLDERS
         ]
       count = sum(
-        not _is_litter(name)
+        not is_litter(name)
         and pictures.is_image(name)
         and os.path.normpath(os.path.join(folder, name)) not in used
         for name in found
@@ -321,7 +321,7 @@ def read(root: str, settings: data_hparams.DataHparams) -> Listing:
   return Listing(root, kind, train, test, marks, left_out)
 
 
-def _is_litter(name: str) -> bool:
+def is_litter(name: str) -> bool:
   """Tells by a name whether a program has left a file or folder."""
   return name.startswith('.') or name.casefold() in _LITTER
 
@@ -400,7 +400,7 @@ def _list_folder(root: str, folder: str, folders: bool = False) -> list[str]:
   return [
     name
     for name, is_folder in inside.items()
-    if is_folder == folders and not _is_litter(name)
+    if is_folder == folders and not is_litter(name)
   ]
 
 

@@ -32,9 +32,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   path = table.resolve_path(name, data_dir, names.TEXT)
   optional = (_TITLE, table.CLIENT, table.SPLIT)
   found = table.read(path, (_TEXT, table.LABEL), optional)
-  texts = found.column(_TEXT)
-  if _TITLE in found.cells:
-    texts = list(map(' '.join, zip(found.column(_TITLE), texts)))
+  texts = texts_of(found)
   marks = table.mark(
     path,
     found.column(table.LABEL),
@@ -45,6 +43,14 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
     place=found.places.__getitem__,
   )
   return _info(name, path, path, texts, marks, settings, found.problems)
+
+
+def texts_of(found: table.Table) -> list[str]:
+  """Returns the texts of a table, each after its title, if there is one."""
+  texts = found.column(_TEXT)
+  if _TITLE in found.cells:
+    texts = list(map(' '.join, zip(found.column(_TITLE), texts)))
+  return texts
 
 
 def ag_news_folder(data_dir: str) -> str:
