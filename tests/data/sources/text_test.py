@@ -172,7 +172,8 @@ def test_a_backslash_before_quotes(tmp_path):
   assert ((data.train.x > 0).sum(axis=1) == 4).all()
 
 
-def test_rows_that_a_quote_swallows(tmp_path):
+@pytest.mark.parametrize('separator', [',', ';', '\t'])
+def test_rows_that_a_quote_swallows(tmp_path, separator):
   rows = list(_ROWS)
   rows[4], rows[20] = f'"{rows[4]}', rows[20].replace(',', '",')
   settings = DataHparams(max_words=6, vocabulary_size=512)

@@ -169,7 +169,14 @@ def _swallowed(
   """Finds fields that hold lines which look like rows."""
   for line, values in rows:
     inner = [text for value in values for text in value.splitlines()[1:-1]]
-    alike = [text for text in inner if len(text.split(',')) == num_columns > 1]
+    alike = [
+      text
+      for text in inner
+      if any(
+        len(text.split(separator)) == num_columns > 1
+        for separator in (',', *_SEPARATORS)
+      )
+    ]
     if len(alike) >= _LEAST_SWALLOWED and len(alike) > len(inner) / 2:
       yield inspection.Problem(
         f'line {line}: a quote begins a field of {len(inner) + 2:,} lines, of'
