@@ -5,7 +5,7 @@ the numbers of a vector. What that takes is learned from training rows, kept
 with the model, and the same for rows to come (`encode`). TensorFlow-free.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import datetime
 from typing import Any, NamedTuple
 
@@ -258,14 +258,3 @@ def choose(
       )
   used = {*roles.values(), *dropped}
   return roles, [name for name in found if name not in used]
-
-
-def feature_names(columns: Sequence[Column]) -> Iterator[str]:
-  """Names each number of a vector of `encode`."""
-  for column in columns:
-    if column.kind == CATEGORY:
-      yield from (f'{column.name}={value}' for value in column.values)
-    else:
-      yield column.name
-    if column.has_gaps:
-      yield f'{column.name} is missing'
