@@ -1,5 +1,7 @@
 """Folders of runs, written without training."""
 
+import numpy as np
+
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
@@ -98,3 +100,20 @@ def draw(**settings):
     sources.load('digits').train.y,
     partition_settings.PartitionSettings(10, 5, **given),
   )
+
+
+def write_short(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
+  """A run with a curve of pseudo-labels, and an accuracy every other round."""
+  tree = output_tree.OutputTree(str(folder))
+  (folder / 'metrics').mkdir(parents=True)
+  values = {'algorithm': algorithm, 'seed': seed, 'output_dir': folder, **flags}
+  with open(tree.flags_file, 'w') as file:
+    file.writelines(f'--{name}={value}\n' for name, value in values.items())
+  train = csv_table.CsvTable(tree.train_csv)
+  evaluation = csv_table.CsvTable(tree.eval_csv)
+  for r in range(1, rounds + 1):
+    kept = np.nan if r == 1 else 0.1 * r
+    train.log(r, {f'{TRAIN}/pseudo_label_ratio': kept})
+    if r % 2 == 0:
+      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
+  return str(folder)

@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 from matplotlib import figure
 import numpy as np
 import pytest
+import written_runs
 
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
@@ -16,24 +17,11 @@ from tff_fssl.program import runs
 _TRAIN = 'client_work/train'
 
 
-def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
-  tree = output_tree.OutputTree(str(folder))
-  (folder / 'metrics').mkdir(parents=True)
-  values = {'algorithm': algorithm, 'seed': seed, 'output_dir': folder, **flags}
-  with open(tree.flags_file, 'w') as file:
-    file.writelines(f'--{name}={value}\n' for name, value in values.items())
-  train = csv_table.CsvTable(tree.train_csv)
-  evaluation = csv_table.CsvTable(tree.eval_csv)
-  for r in range(1, rounds + 1):
-    kept = np.nan if r == 1 else 0.1 * r
-    train.log(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
-    if r % 2 == 0:
-      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
-  return str(folder)
-
-
 def test_the_program(tmp_path, capsys):
-  paths = [_run(tmp_path / 'a', 0), _run(tmp_path / 'b', 1, 'fixmatch')]
+  paths = [
+    written_runs.write_short(tmp_path / 'a', 0),
+    written_runs.write_short(tmp_path / 'b', 1, 'fixmatch'),
+  ]
   assert main.run(plots.plot_main, paths) == 0
   output = capsys.readouterr().out
   assert 'Test accuracy' in output and 'Pseudo-label rate' in output
@@ -46,7 +34,10 @@ def test_the_program(tmp_path, capsys):
 
 
 def test_some_diagrams(tmp_path, capsys):
-  paths = [_run(tmp_path / 'a', 0), f'--output={tmp_path / "x.png"}']
+  paths = [
+    written_runs.write_short(tmp_path / 'a', 0),
+    f'--output={tmp_path / "x.png"}',
+  ]
   assert main.run(plots.plot_main, [*paths, '--diagrams=ACCURACY, x']) == 2
   assert "no diagram has 'x' in its title; there are: Test accuracy" in (
     capsys.readouterr().err
@@ -60,7 +51,7 @@ def test_what_cannot_be_drawn(tmp_path, capsys):
   assert main.run(plots.plot_main, []) == 2
   assert main.run(plots.plot_main, [str(tmp_path)]) == 2
   assert 'is not a run' in capsys.readouterr().err
-  empty = _run(tmp_path / 'empty', 0, rounds=0)
+  empty = written_runs.write_short(tmp_path / 'empty', 0, rounds=0)
   with pytest.raises(UsageError, match='no round'):
     runs.read_run(empty)
 
@@ -71,7 +62,7 @@ def test_no_diagram_is_empty(tmp_path, monkeypatch):
   monkeypatch.setattr(
     figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
   )
-  path = _run(tmp_path / 'a', 0)
+  path = written_runs.write_short(tmp_path / 'a', 0)
   table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
   table.log(5, {f'{_TRAIN}/loss_guess': 0.1})
   (group,) = runs.group_runs([runs.read_run(path)])
@@ -93,7 +84,7 @@ def test_ticks_are_true():
 
 def test_bytes_and_hours(tmp_path, capsys):
   path = tmp_path / 'a'
-  tree = output_tree.OutputTree(_run(path, 0))
+  tree = output_tree.OutputTree(written_runs.write_short(path, 0))
   train, timing = (
     csv_table.CsvTable(p) for p in (tree.train_csv, tree.timing_csv)
   )
@@ -123,7 +114,7 @@ def test_bytes_and_hours(tmp_path, capsys):
     argv = [str(path), f'--x={axis}', f'--output={tmp_path / axis}.png']
     assert main.run(plots.plot_main, argv) == 0
   assert main.run(plots.plot_main, [str(path), '--x=miles']) == 2
-  other = _run(tmp_path / 'b', 0)
+  other = written_runs.write_short(tmp_path / 'b', 0)
   assert main.run(plots.plot_main, [other, '--x=hours']) == 2
   assert 'nothing to draw over hours' in capsys.readouterr().err
 

@@ -225,28 +225,12 @@ def test_no_runs(tmp_path, capsys):
     runs.read_status(str(tmp_path), print)
 
 
-def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
-  tree = output_tree.OutputTree(str(folder))
-  (folder / 'metrics').mkdir(parents=True)
-  values = {'algorithm': algorithm, 'seed': seed, 'output_dir': folder, **flags}
-  with open(tree.flags_file, 'w') as file:
-    file.writelines(f'--{name}={value}\n' for name, value in values.items())
-  train = csv_table.CsvTable(tree.train_csv)
-  evaluation = csv_table.CsvTable(tree.eval_csv)
-  for r in range(1, rounds + 1):
-    kept = np.nan if r == 1 else 0.1 * r
-    train.log(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
-    if r % 2 == 0:
-      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
-  return str(folder)
-
-
 def test_runs_that_differ_by_seed_are_one_group(tmp_path):
   paths = [
-    _run(tmp_path / 'a', 0, client_threads=1),
-    _run(tmp_path / 'b', 1, offset=0.2, client_threads=2),
-    _run(tmp_path / 'c', 0, 'fixmatch', alpha=0.3),
-    _run(tmp_path / 'd', 0, 'fixmatch', alpha=0.1),
+    written_runs.write_short(tmp_path / 'a', 0, client_threads=1),
+    written_runs.write_short(tmp_path / 'b', 1, offset=0.2, client_threads=2),
+    written_runs.write_short(tmp_path / 'c', 0, 'fixmatch', alpha=0.3),
+    written_runs.write_short(tmp_path / 'd', 0, 'fixmatch', alpha=0.1),
   ]
   groups = runs.group_runs([runs.read_run(path) for path in paths])
   assert [len(group.runs) for group in groups] == [2, 1, 1]
@@ -265,9 +249,13 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
 def test_an_algorithm_at_its_own_defaults_is_no_variant(tmp_path):
   own = {'client_batch_size': 10, 'learning_rate_schedule': 'cosine'}
   paths = [
-    _run(tmp_path / 'a', 0, 'semifl', **own),
-    _run(tmp_path / 'b', 0, 'semifl', **{**own, 'client_batch_size': 32}),
-    _run(tmp_path / 'c', 0, 'fixmatch', client_batch_size=32),
+    written_runs.write_short(tmp_path / 'a', 0, 'semifl', **own),
+    written_runs.write_short(
+      tmp_path / 'b', 0, 'semifl', **{**own, 'client_batch_size': 32}
+    ),
+    written_runs.write_short(
+      tmp_path / 'c', 0, 'fixmatch', client_batch_size=32
+    ),
   ]
   groups = runs.group_runs([runs.read_run(path) for path in paths])
   assert [group.label for group in groups] == [
@@ -279,9 +267,9 @@ def test_an_algorithm_at_its_own_defaults_is_no_variant(tmp_path):
 
 def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):
   paths = [
-    _run(tmp_path / 'old', 0),
-    _run(tmp_path / 'new', 1, compute_dtype='float32'),
-    _run(tmp_path / 'other', 0, compute_dtype='bfloat16'),
+    written_runs.write_short(tmp_path / 'old', 0),
+    written_runs.write_short(tmp_path / 'new', 1, compute_dtype='float32'),
+    written_runs.write_short(tmp_path / 'other', 0, compute_dtype='bfloat16'),
   ]
   groups = runs.group_runs([runs.read_run(path) for path in paths])
   assert [group.label for group in groups] == [
@@ -291,13 +279,18 @@ def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):
 
 
 def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
-  paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
+  paths = [
+    written_runs.write_short(tmp_path / 'a', 0, rounds=8),
+    written_runs.write_short(tmp_path / 'b', 1),
+  ]
   (group,) = runs.group_runs([runs.read_run(path) for path in paths])
   np.testing.assert_array_equal(group.curve('test/accuracy')[0], [2, 4])
 
 
 def test_curves_without_a_common_round_are_unknown(tmp_path):
-  paths = [_run(tmp_path / name, i) for i, name in enumerate('ab')]
+  paths = [
+    written_runs.write_short(tmp_path / name, i) for i, name in enumerate('ab')
+  ]
   for path, known in zip(paths, (1, 2), strict=True):
     table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
     table.truncate_after(0)
@@ -309,7 +302,9 @@ def test_curves_without_a_common_round_are_unknown(tmp_path):
 
 
 def test_a_mean_is_over_all_runs_of_a_group(tmp_path):
-  paths = [_run(tmp_path / name, i) for i, name in enumerate('ab')]
+  paths = [
+    written_runs.write_short(tmp_path / name, i) for i, name in enumerate('ab')
+  ]
   column = f'{_TRAIN}/pseudo_label_accuracy'
   for path, value in zip(paths, (0.5, np.nan), strict=True):
     table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
