@@ -25,10 +25,10 @@ def _normalization(name):
   return info.mean, info.std
 
 
-def _views(name, policy='fl2', flip=True):
+def _views(name, policy='fl2', flip=True, **more):
   mean, std = _normalization(name)
   return augment.build_views(
-    _SHAPES[name], policy=policy, mean=mean, std=std, flip=flip
+    _SHAPES[name], policy=policy, mean=mean, std=std, flip=flip, **more
   )
 
 
@@ -93,6 +93,13 @@ def test_no_flip():
     weak = _pixels(views.weak(tf.constant(images), [3, 4]), 'digits')
     assert np.all(weak[:, :, :3] == 255)
     assert np.all(weak[:, :, 5:] == 0)
+
+
+def test_weak_view_without_crop_and_flip_is_the_image():
+  images = _images('cifar10', 9)
+  views = _views('cifar10', crop_and_flip=False)
+  weak = _pixels(views.weak(tf.constant(images), [3, 4]), 'cifar10')
+  np.testing.assert_array_equal(weak, images)
 
 
 def _expected_box(policy, u, height, width):

@@ -51,6 +51,7 @@ _COUNTS = {
   'protofssl/figure4b': 3 * 2 * 2,
   'protofssl/figure5a': 4 * 2,
   'protofssl/figure5b': 3 * 2,
+  'niid/fmnist': 5 * 2,
   'semifl/settings': 3 * 6,
 }
 _ROW = 'fl2/table2/cat'
@@ -438,6 +439,11 @@ def test_show_has_our_results(call, tmp_path):
   ]
   assert call('show', best, more)[1].splitlines()[-1] == (
     '  ours, unfinished 40.0 % after 20 of 300 rounds, seed 0'
+  )
+  best = 'niid/fmnist/iid/fedavg'  # Of the round that the test set selects.
+  row_runs.write(tmp_path, best, 'paper', 0, {10: (0.4, 0), 50: (0.3, 0)})
+  assert call('show', best, more)[1].splitlines()[-1] == (
+    '  ours             40.0 % after 50 of 50 rounds, seed 0'
   )
 
 

@@ -6,7 +6,8 @@ are a function of the seed only, and each image has its own draws.
 
 A weak view is mirrored with probability 1/2 (if `flip`), then cropped at random
 from the image padded by reflection with 1/8 of each side, rounded down (4
-pixels of 32; at least 1 for sides of 8 or more).
+pixels of 32; at least 1 for sides of 8 or more). With `crop_and_flip` off, it
+is the image as it is.
 
 A strong view is a weak view with its own draws, to which operations of
 `image_ops` are applied, drawn uniformly and with replacement from all 14, and
@@ -246,6 +247,7 @@ def build_views(
   mean: tuple[float, ...],
   std: tuple[float, ...],
   flip: bool,
+  crop_and_flip: bool = True,
 ) -> Views:
   """Builds the views of a data set's images.
 
@@ -255,6 +257,8 @@ def build_views(
     mean: Mean of pixels / 255, per channel.
     std: Standard deviation of pixels / 255, per channel, > 0.
     flip: Whether views may be mirrored.
+    crop_and_flip: Whether weak views, and those that become strong, are cropped
+      and mirrored at all.
 
   Returns:
     The views.
@@ -290,6 +294,8 @@ def build_views(
     return tf.reshape(values * scale + shift, [-1, *image_shape])
 
   def weaken(images, draws):
+    if not crop_and_flip:
+      return tf.cast(images, tf.float32)
     # Drawn even if unused, so that `flip` does not change the other draws.
     flips = draws[:, 0] < (0.5 if flip else 0.0)
     offset_y, offset_x = (

@@ -285,6 +285,7 @@ def build_views(
     mean=data.mean,
     std=data.std,
     flip=info.flip,
+    crop_and_flip=config.run.crop_and_flip,
   )
 
 

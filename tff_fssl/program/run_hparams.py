@@ -104,6 +104,12 @@ class RunHparams:
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )
+  crop_and_flip: bool = hparam(
+    True,
+    'Crop and flip weak views of images at random. If false, a weak view is the'
+    ' image as it is, and a strong view has RandAugment alone.',
+    when=lambda run: run.info.kind == data_names.IMAGES,
+  )
   num_labels: int = hparam(
     40,
     'Number of labelled examples, equally many of each class: the total if the'
