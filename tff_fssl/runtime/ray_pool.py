@@ -2,7 +2,9 @@
 
 Ray starts workers and reports lost ones. Here another worker repeats lost work.
 A worker is never restarted. A new one takes its place, on any machine with
-room.
+room. Ray's tasks with Ray's retries survive lost machines as well (tried), but
+Ray gives a process that runs tasks another GPU each time, and TensorFlow stays
+on its first.
 """
 
 import collections
