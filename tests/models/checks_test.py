@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl import hparams
+from tff_fssl.data import augment
 from tff_fssl.models import adapter
 from tff_fssl.models import checks
 
@@ -626,6 +627,28 @@ def test_is_refused_in_one_line(name):
       _network(model_fn)
   assert '\n' not in str(caught.value)
   assert len(str(caught.value)) < 400
+
+
+def test_a_model_in_place_of_its_function_is_refused():
+  with pytest.raises(hparams.UsageError, match='give a function that builds'):
+    adapter.Network(_sequential())
+
+
+@pytest.mark.parametrize('scale', [1 / 255, 1 / 127.5])
+def test_pixels_are_not_scaled_twice(scale):
+  model = _sequential(_LAYERS.Rescaling(scale))
+  stored = tf.TensorSpec([None, *_SHAPE], tf.uint8)
+  channels = _SHAPE[-1]
+
+  def check(std):
+    views = augment.build_views(
+      _SHAPE, mean=(0,) * channels, std=(std,) * channels, flip=False
+    )
+    checks.check_scale(model, views, stored)
+
+  check(1 / 255)  # Pixels as they are.
+  with pytest.raises(hparams.UsageError, match='values up to 1; remove'):
+    check(1)
 
 
 # Layers that go anywhere in a model, and whether they do.

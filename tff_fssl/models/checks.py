@@ -12,6 +12,7 @@ import re
 import traceback
 from typing import Any, NamedTuple, TypeAlias
 
+from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import np, tf
 
@@ -85,8 +86,14 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
   """Calls `model_fn`.
 
   Raises:
-    UsageError: If it raises, or does not return a Keras model.
+    UsageError: If it is a model, raises, or does not return a Keras model.
   """
+  if isinstance(model_fn, tf.keras.Model):
+    raise UsageError(
+      f'model_fn is a model ({model_fn.name!r}); give a function that builds'
+      ' and returns one (to start from its weights, use'
+      ' process.set_model_weights)'
+    )
   try:
     with _plain_errors():
       model = model_fn()
@@ -322,6 +329,34 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
       raise UsageError(
         f'{where} has renorm, which static batch norm does not support; remove'
         ' it'
+      )
+
+
+def check_scale(
+  model: tf.keras.Model, views: augment.Views, stored: tf.TensorSpec
+) -> None:
+  """Rejects a model that scales pixels which the views have scaled already.
+
+  Args:
+    model: The model.
+    views: The preprocessing. Only `plain` is used.
+    stored: The spec of a batch of stored examples, [None, ...].
+
+  Raises:
+    UsageError: If a layer `Rescaling` would make all images almost equal.
+  """
+  for layer in layers(model):
+    if stored.dtype != tf.uint8 or not isinstance(
+      layer, tf.keras.layers.Rescaling
+    ):
+      continue
+    white = views.plain(tf.fill([1, *stored.shape[1:]], tf.uint8.max))
+    largest = float(tf.reduce_max(tf.abs(white)))
+    if largest * np.max(np.abs(layer.scale)) < 0.1:
+      raise UsageError(
+        f'model {model.name!r}: layer {layer.name!r} (Rescaling) expects pixels'
+        f' up to 255, but the views give values up to {largest:.2g}; remove'
+        ' the layer (or build views with mean=(0,) and std=(1/255,))'
       )
 
 

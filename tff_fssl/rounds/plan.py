@@ -18,6 +18,7 @@ from tff_fssl.interface import groups as groups_lib
 from tff_fssl.interface import round_hparams as round_hparams_lib
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
+from tff_fssl.models import checks as model_checks
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_data
@@ -236,16 +237,18 @@ def build_plan(
   """
   groups = _groups(algorithm, aggregator)
   aggregator = aggregator or tff.aggregators.MeanFactory()
+  stored = data.element_spec['unlabeled']['x']
   networks = network_factory.NetworkFactory(
     network_factory.network_fn(model_fn, algorithm),
     algorithm.round,
-    image_shape=augment.input_shape(
-      data.views, data.element_spec['unlabeled']['x']
-    ),
+    image_shape=augment.input_shape(data.views, stored),
     num_classes=data.num_classes,
     seed=seed,
     checks=checks,
   )
+  with networks.probe() as network:
+    model = network.model
+  model_checks.check_scale(model, data.views, stored)
   setup = base.Setup(
     data.num_clients or 0,
     networks.weight_specs,
