@@ -24,7 +24,17 @@ _GENERATED = {
 _COPIED = ('examples',)
 # Files of the repository that the site does not have: links become texts.
 _LEFT_OUT = ('README.md', 'LICENSE')
-_STYLES = 'assets/site.css'
+# What each page loads.
+_ASSETS = ('site.css', 'site.js')
+# Beginning of a page's name -> how much it counts in a search: guides first.
+_BOOSTS = {
+  'changelog': 0.2,
+  'contributing': 0.2,
+  'reference/api': 0.2,
+  'results/': 0.5,
+  'decisions/': 0.5,
+  'reference/': 0.7,
+}
 # Code blocks, code in a line, or a link (whose text may be code).
 _CODE_OR_LINK = re.compile(
   r'(?ms)^```.*?^```|\[(?P<text>[^]]*)\]\((?P<target>[^)\s]+)\)|`[^`\n]*`'
@@ -45,13 +55,17 @@ def on_files(files: Any, config: Any) -> Any:
     for file in sorted((_REPOSITORY / folder).iterdir()):
       if file.is_file():
         add(f'{folder}/{file.name}', abs_src_path=str(file))
-  add(_STYLES, abs_src_path=str(_REPOSITORY / 'tools' / 'site.css'))
+  for name in _ASSETS:
+    add(f'assets/{name}', abs_src_path=str(_REPOSITORY / 'tools' / name))
   return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
   """Makes links within the repository those within the site."""
   name = page.file.src_uri
+  for beginning, boost in _BOOSTS.items():
+    if name.startswith(beginning):
+      page.meta.setdefault('search', {'boost': boost})
   if name in _GENERATED:
     return markdown
   source = _ELSEWHERE.get(name, f'docs/{name}')
