@@ -203,6 +203,8 @@ class DataSetInfo:
       set of TFDS, which `sources.find` finds.
     uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
+    num_server: Labelled training examples that the data set puts at the server,
+      which are then its only ones. 0: it does not say.
   """
 
   name: str
@@ -216,6 +218,7 @@ class DataSetInfo:
   loader: str = ''
   uses: frozenset[str] = frozenset()
   num_validation: int = 0
+  num_server: int = 0
 
   @property
   def kind(self) -> Kind:

@@ -251,6 +251,8 @@ class Partition:
     clients = self.num_clients
     has_server = settings.scenario == names.LABELS_AT_SERVER
     at_server = settings.num_labels if has_server else 0
+    if has_server and not at_server:  # All that the data put there.
+      at_server = len(self.server_labeled)
     wrong = self.wrong_labels
     held = np.concatenate([*self._held(), self.wrong_examples])
     is_index = (held >= 0) & (held < self.num_examples)

@@ -13,10 +13,13 @@ docs/partitions.md names the sources of the others. The steps:
     classes. These are the classes that the fewest clients have so far, in
     random order. The sets of classes are then assigned to clients at random.
     `client_labels=split`: the labelled examples of all clients are split as
-    step 3 splits the others, in a draw of their own.
+    step 3 splits the others, in a draw of their own. Where the data put
+    examples at the server, no client gets these. The server's labels are
+    `num_labels` of them, or all (0).
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (At the end, their number does not change the
-    labelled examples.) `num_unlabeled` draws so many of the remaining examples
+    labelled examples.) Where the server has examples, they are some of these.
+    `num_unlabeled` draws so many of the remaining examples
     (with `natural`, of the clients' examples). With `own` labels, it also draws
     the examples that step 5 labels. The others are not used. A larger number
     includes the examples of a smaller one.
@@ -63,6 +66,7 @@ def build_partition(
   settings: partition_settings.PartitionSettings,
   owners: np.ndarray | None = None,
   client_names: Sequence[str] = (),
+  server: np.ndarray | None = None,
 ) -> partition_lib.Partition:
   """Partitions training examples, in the steps above.
 
@@ -72,6 +76,8 @@ def build_partition(
     settings: All settings, by whose names the steps are described.
     owners: int [N], the owner of each example, or -1 (`natural`).
     client_names: The names of the owners.
+    server: bool [N], the examples that the data put at the server. None: the
+      labels of the server are drawn from all examples.
 
   Returns:
     The partition.
@@ -108,12 +114,23 @@ def build_partition(
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   num_holders = settings.num_labeled_clients
-  labeled, hidden = _split_labels(shuffled, settings, num_holders or 1)
+  if server is None:
+    server = np.zeros(len(labels), bool)
+  hidden = [members[~server[members]] for members in shuffled]
+  labeled, at_clients = [_NONE], not at_server
+  if at_clients or not server.any():
+    settings.check_labels()
+    labeled, hidden = _split_labels(hidden, settings, num_holders or 1)
+  if server.any():
+    own = [members[server[members]] for members in shuffled]
+    server_labeled, validation = _split_own(own, settings)
+  else:
+    server_labeled = labeled[0]
+    hidden, validation = _split_validation(
+      hidden, settings.num_validation, settings.seed
+    )
   num_holders += settings.num_clients * (at_server and settings.full_labels)
-  hidden, validation = _split_validation(
-    hidden, settings.num_validation, settings.seed
-  )
-  unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
+  unknown = np.flatnonzero((labels == names.UNKNOWN_LABEL) & ~server)
   unlabeled = _split_unlabeled(
     hidden, unknown, settings, num_holders, owners, natural
   )
@@ -125,7 +142,7 @@ def build_partition(
     labels, settings, client_names, labeled, unlabeled
   )
   partition = partition_lib.Partition(
-    server_labeled=labeled[0] if at_server else _NONE,
+    server_labeled=server_labeled if at_server else _NONE,
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
@@ -467,6 +484,29 @@ def _split_labels(
       )
   labeled = partition_splits.take(shuffled, counts)
   return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _split_own(
+  own: list[np.ndarray], settings: partition_settings.PartitionSettings
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits the server's examples, per class: (labelled, for validation)."""
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  total, seed = sum(map(len, own)), settings.seed
+  num_labels = settings.num_labels if at_server else 0
+  wanted = settings.num_validation + (num_labels or at_server)
+  if wanted > total:
+    labels = f' --num_labels={num_labels}' if at_server else ''
+    raise UsageError(
+      f'--num_validation={settings.num_validation}{labels}: the data set puts'
+      f' {total} labelled examples at the server, which has no others; lower'
+      f' them to at most {total} together'
+      + (', or omit --num_labels for all of them' if num_labels else '')
+    )
+  if num_labels:
+    (labeled,), rest = _split_labels(own, settings, 1)
+    return labeled, _split_validation(rest, settings.num_validation, seed)[1]
+  rest, validation = _split_validation(own, settings.num_validation, seed)
+  return np.sort(np.concatenate(rest)), validation
 
 
 def _split_all_labels(

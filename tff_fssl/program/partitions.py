@@ -117,7 +117,7 @@ def summarize(settings: partition_settings.PartitionSettings) -> list[str]:
   elif settings.scenario == names.LABELS_AT_CLIENTS:
     labels = f'{settings.num_labels} labels at each client'
   else:
-    labels = f'{settings.num_labels} labels at the server'
+    labels = f'{settings.num_labels or "all"} labels at the server'
   return [labels, settings.title, f'{settings.num_clients:,} clients']
 
 

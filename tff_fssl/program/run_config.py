@@ -237,7 +237,7 @@ def check(config: Config) -> None:
         f' --algorithm={entry.name} learn from unlabelled examples, of which'
         f' none are left; set --algorithm=supervised or --scenario={_CLIENTS}'
       )
-    if not run.num_labels:
+    if not (run.num_labels or config.info.num_server):
       raise UsageError(
         f'--num_labels=0: with --scenario={scenario} the server needs labels of'
         f' its own; give at least {config.info.num_classes}, or set'
@@ -349,7 +349,7 @@ def _check_statistics(config: Config) -> None:
         )
   at_server = config.round.scenario == data_names.LABELS_AT_SERVER
   # The server or validation holds examples that may be measured.
-  if run.num_validation or (at_server and run.num_labels):
+  if run.num_validation or (at_server and (run.num_labels or info.num_server)):
     return  # They are measured.
   public = f'--num_validation=N or --scenario={data_names.LABELS_AT_SERVER}'
   if info.kind == data_names.TEXTS:
@@ -489,6 +489,8 @@ def _check_data(config: Config) -> None:
   at_clients = config.round.scenario == _CLIENTS
   holders = settings.num_labeled_clients if at_clients else 1
   _check_labels_of_class(config)
+  if not at_clients:
+    settings.check_labels(info.num_server)
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   own = labels if settings.labels_own else 0
   if settings.labels_own:

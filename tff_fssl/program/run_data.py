@@ -55,7 +55,11 @@ def load_partition(
   path = config.run.partition_file
   if not path:
     return partition_draw.build_partition(
-      data.train.y, config.partition_settings, data.owners, data.client_names
+      data.train.y,
+      config.partition_settings,
+      data.owners,
+      data.client_names,
+      data.server,
     )
   partition = partition_lib.read(path)
   try:

@@ -381,6 +381,12 @@ def test_folders_of_clients(tmp_path):
   owners = [image.owner for image in found.train]
   assert [owners.count(i) for i in (0, 1, -1)] == [7, 2, 2]
   assert len(found.test) == 3 and found.marks.class_names == ('a', 'b')
+  info = folder.find(
+    f'folder:{tmp_path}', '', DataHparams(cache_dir=str(tmp_path / 'cache'))
+  )
+  data = info.read()
+  assert info.num_server == 2 and data.server.sum() == 2
+  assert (data.owners[data.server] == -1).all()
 
 
 def test_hospitals_that_would_be_classes_are_told(tmp_path):

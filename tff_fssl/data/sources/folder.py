@@ -109,6 +109,11 @@ class Listing:
       has_test='test_share' not in self.marks.uses,
     )
 
+  def is_at_server(self, path: str) -> bool:
+    """Tells whether an image is in the folder of the server."""
+    folder = path.partition(os.sep)[0]
+    return self.kind == _CLIENT_FOLDERS and folder == _SERVER
+
   def problems(self) -> Iterator[inspection.Problem]:
     """Finds files that are left out, by their endings."""
     endings = collections.Counter(
@@ -219,6 +224,10 @@ def find(
     uses=images.SHAPED | {'max_unreadable'},
   )
   facts['problems'] = (*facts['problems'], *listing.problems())
+  facts['num_server'] = sum(
+    image.label >= 0 and listing.is_at_server(image.path)
+    for image in listing.train
+  )
   found = images.Found(
     name=name,
     root=root,
@@ -239,7 +248,9 @@ def find(
     data, unreadable = images.decode(found)
     paths = [image.path for image in (*listing.train, *listing.test)]
     read = [path for path in paths if path not in unreadable]
-    return dataclasses.replace(data, place=read.__getitem__)
+    data = dataclasses.replace(data, place=read.__getitem__)
+    server = np.array([*map(listing.is_at_server, read[: len(data.train)])])
+    return dataclasses.replace(data, server=server) if server.any() else data
 
   return sources.Info(
     **facts,
