@@ -435,7 +435,8 @@ def _evaluate_clients(
       max_clients=settings.clients_per_evaluation,
       batch_size=settings.batch_size,
       on_failure=lambda _, client_id, reason: warn(
-        f'client {client_id} is skipped: {reason}'
+        f'client {loaded.task.partition.client_name(client_id)} is skipped:'
+        f' {reason}'
       ),
     )
   except runtime.WorkerError as error:

@@ -137,12 +137,13 @@ class Experiment:
       Lines that say which clients these were, and where they failed.
     """
     seed, source, lines = self.task.config.run.seed, self.data_source, []
+    called = self.task.partition.client_name
     for client_id, dataset in zip(
       source.client_ids(seed, round_num), source.cohort(seed, round_num)
     ):
       found = self.process.find_non_finite(state, dataset, round_num)
       if found is not None:
-        lines.append(f'client {client_id}: not finite: first {found}')
+        lines.append(f'client {called(client_id)}: not finite: first {found}')
     if len(lines) < num_clients:
       # Rounding may differ slightly from that of TFF's computation.
       lines.append(
@@ -168,7 +169,8 @@ class Experiment:
     ):
       found = self.process.find_rejected(state, dataset, round_num)
       if found is not None:
-        return [f'client {client_id}: rejected: {found}']
+        called = self.task.partition.client_name(client_id)
+        return [f'client {called}: rejected: {found}']
     return []
 
 
@@ -201,9 +203,11 @@ class ExperimentHooks(training_types.Hooks):
     """Profiles the round, if it was chosen."""
     return self._profiler.round(round_num)
 
-  def left_out_clients(self, round_num: int) -> list[tuple[int, str]]:
+  def left_out_clients(self, round_num: int) -> list[tuple[str, str]]:
     """Returns the clients that the data source could not load."""
-    return self._experiment.failed_clients.take(round_num)
+    called = self._experiment.task.partition.client_name
+    failed = self._experiment.failed_clients.take(round_num)
+    return [(called(client_id), reason) for client_id, reason in failed]
 
   def seconds(self) -> Mapping[str, float]:
     """Returns the times that the runtime reports, if any."""
