@@ -111,24 +111,10 @@ def build_partition(
   shuffled = [
     rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
   ]
-
   at_server = settings.scenario == names.LABELS_AT_SERVER
+  server = np.zeros(len(labels), bool) if server is None else server
+  labeled, validation, hidden = _split_known(shuffled, settings, server)
   num_holders = settings.num_labeled_clients
-  if server is None:
-    server = np.zeros(len(labels), bool)
-  hidden = [members[~server[members]] for members in shuffled]
-  labeled, at_clients = [_NONE], not at_server
-  if at_clients or not server.any():
-    settings.check_labels()
-    labeled, hidden = _split_labels(hidden, settings, num_holders or 1)
-  if server.any():
-    own = [members[server[members]] for members in shuffled]
-    server_labeled, validation = _split_own(own, settings)
-  else:
-    server_labeled = labeled[0]
-    hidden, validation = _split_validation(
-      hidden, settings.num_validation, settings.seed
-    )
   num_holders += settings.num_clients * (at_server and settings.full_labels)
   unknown = np.flatnonzero((labels == names.UNKNOWN_LABEL) & ~server)
   unlabeled = _split_unlabeled(
@@ -142,7 +128,7 @@ def build_partition(
     labels, settings, client_names, labeled, unlabeled
   )
   partition = partition_lib.Partition(
-    server_labeled=server_labeled if at_server else _NONE,
+    server_labeled=labeled[0] if at_server else _NONE,
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
@@ -484,6 +470,38 @@ def _split_labels(
       )
   labeled = partition_splits.take(shuffled, counts)
   return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _split_known(
+  shuffled: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  server: np.ndarray,
+) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:
+  """Labels examples, and sets some aside for validation.
+
+  Args:
+    shuffled: The examples of each class.
+    settings: The numbers, and the seed.
+    server: bool [N], the examples that the data put at the server.
+
+  Returns:
+    (labelled examples of each holder, those for validation, the rest of each
+    class, for the clients).
+  """
+  hidden = [members[~server[members]] for members in shuffled]
+  own = [members[server[members]] for members in shuffled]
+  if server.any() and settings.scenario == names.LABELS_AT_SERVER:
+    labeled, validation = _split_own(own, settings)
+    return [labeled], validation, hidden
+  settings.check_labels()
+  num_holders = settings.num_labeled_clients or 1
+  all_labeled, hidden = _split_labels(hidden, settings, num_holders)
+  if server.any():
+    return all_labeled, _split_own(own, settings)[1], hidden
+  hidden, validation = _split_validation(
+    hidden, settings.num_validation, settings.seed
+  )
+  return all_labeled, validation, hidden
 
 
 def _split_own(
