@@ -981,3 +981,13 @@ def test_more_than_the_server_has_is_refused():
       partition_draw.build_partition(
         np.arange(80) % 2, settings_of, server=server
       )
+
+
+def test_clients_that_are_elsewhere_get_nothing():
+  settings_of = partition_settings.PartitionSettings(2, 3, 4, num_validation=2)
+  p = partition_draw.build_partition(
+    np.arange(12) % 2, settings_of, server=np.ones(12, bool)
+  )
+  assert _sizes(p) == [0, 0, 0] and not p.class_counts.any()
+  assert (len(p.server_labeled), len(p.validation)) == (4, 2)
+  assert p.has_same_examples(partition_lib.Partition.parse_json(p.dump_json()))

@@ -47,6 +47,7 @@ docs/partitions.md names the sources of the others. The steps:
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,8 @@ def build_partition(
     owners: int [N], the owner of each example, or -1 (`natural`).
     client_names: The names of the owners.
     server: bool [N], the examples that the data put at the server. None: the
-      labels of the server are drawn from all examples.
+      labels of the server are drawn from all examples. All: nobody knows here
+      what clients have, and they get nothing.
 
   Returns:
     The partition.
@@ -103,6 +105,8 @@ def build_partition(
   labels = np.asarray(labels)
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
+  if server is not None and server.all():
+    return _without_clients(labels, settings)
   natural = _NONE
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
@@ -127,20 +131,16 @@ def build_partition(
   client_labeled = _label_clients(
     labels, settings, client_names, labeled, unlabeled
   )
-  partition = partition_lib.Partition(
+  return _make(
+    labels,
+    settings,
     server_labeled=labeled[0] if at_server else _NONE,
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
-    class_counts=partition_lib.count_classes(
-      labels, client_labeled, unlabeled, num_classes
-    ),
-    settings=settings,
-    num_examples=len(labels),
     client_names=client_names,
     client_test=client_test,
   )
-  return _add_noise(partition, labels)
 
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:
@@ -152,11 +152,24 @@ def _check_labels(labels: np.ndarray, num_classes: int) -> None:
   sources.check_labels(labels, names.UNKNOWN_LABEL, num_classes)
 
 
-def _add_noise(
-  partition: partition_lib.Partition, labels: np.ndarray
+def _make(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  **held: Any,
 ) -> partition_lib.Partition:
-  """Draws wrong labels."""
-  settings, labeled = partition.settings, partition.labeled
+  """Makes a partition of those who hold examples, and draws wrong labels."""
+  partition = partition_lib.Partition(
+    **held,
+    class_counts=partition_lib.count_classes(
+      labels,
+      held['client_labeled'],
+      held['client_unlabeled'],
+      settings.num_classes,
+    ),
+    settings=settings,
+    num_examples=len(labels),
+  )
+  labeled = partition.labeled
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
   # All draws are made for any noise, so that a larger one adds wrong labels.
   order = rng.permutation(len(labeled))
@@ -470,6 +483,31 @@ def _split_labels(
       )
   labeled = partition_splits.take(shuffled, counts)
   return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _without_clients(
+  labels: np.ndarray, settings: partition_settings.PartitionSettings
+) -> partition_lib.Partition:
+  """Partitions the examples of a server whose clients are elsewhere."""
+  if not settings.num_clients:
+    raise UsageError('--num_clients=0: give how many clients there are')
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
+  own = [
+    rng.permutation(np.flatnonzero(labels == c))
+    for c in range(settings.num_classes)
+  ]
+  labeled, validation = _split_own(own, settings)
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  nothing = [_NONE] * settings.num_clients
+  return _make(
+    labels,
+    settings,
+    server_labeled=labeled if at_server else _NONE,
+    validation=validation,
+    client_labeled=nothing,
+    client_unlabeled=nothing,
+    client_test=nothing * bool(settings.client_test_fraction),
+  )
 
 
 def _split_known(

@@ -362,13 +362,17 @@ def build_exported_fn(
 
 
 def build_task(
-  config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
+  config: config_lib.Config,
+  frozen_values: model_fns.FrozenValues | None = None,
+  *,
+  elsewhere: bool = False,
 ) -> Task:
   """Loads and splits the data, and builds all that needs no process.
 
   Args:
     config: The configuration.
     frozen_values: See `build_model_fn`.
+    elsewhere: Whether clients may have nothing in the data set.
 
   Returns:
     The task.
@@ -378,7 +382,7 @@ def build_task(
   """
   run = config.run
   data = sources.load_found(config.info, run.data_dir or None)
-  partition = run_data.load_partition(config, data)
+  partition = run_data.load_partition(config, data, elsewhere=elsewhere)
   data = run_data.normalize(config, data, partition)
   run_config.check_cohort(config, partition.num_clients)
   run_config.check_labeled_majority(

@@ -25,6 +25,7 @@ _BY_PREFIX = {
   names.FEATURES: 'vectors:find',
   names.TEXT: 'text:find',
   names.IDX: 'idx:find',
+  names.ONLY_CLASSES: 'images:find_classes',
   names.AG_NEWS: 'text:find_ag_news',
 }
 
