@@ -928,3 +928,66 @@ def test_labels_of_clients_own_are_those_that_are_left():
   assert [len(a) for a in p.client_test] == [20] * 10
   assert [len(a) for a in p.client_labeled] == [10] * 10
   assert _sizes(p) == [10] * 10
+
+
+@pytest.mark.parametrize('num_labels', [0, 4])
+@pytest.mark.parametrize('partition', [names.IID, names.NATURAL])
+def test_a_server_with_examples_has_no_others(num_labels, partition):
+  labels = _labels([50, 30, 20, 30])[:120] - 1
+  server = np.arange(len(labels)) % 4 == 0
+  p = partition_draw.build_partition(
+    labels,
+    partition_settings.PartitionSettings(
+      3, 2, num_labels * 3, num_validation=3, partition=partition
+    ),
+    np.where(server, -1, np.arange(len(labels)) % 4 % 2),
+    ('ann', 'bob'),
+    server,
+  )
+  own = np.flatnonzero(server & (labels >= 0))
+  assert (
+    np.isin(p.server_labeled, own).all() and np.isin(p.validation, own).all()
+  )
+  assert len(p.server_labeled) == (num_labels * 3 or len(own) - 3)
+  # Clients have all others, but what `iid` cannot divide.
+  assert (~server).sum() - sum(_sizes(p)) in (0, 1, 2)
+  assert not server[np.concatenate(p.client_unlabeled)].any()
+  again = partition_lib.Partition.parse_json(p.dump_json())
+  assert p.has_same_examples(again)
+
+
+def test_labels_of_clients_are_none_of_the_servers():
+  labels = np.arange(80) % 2
+  server = np.arange(80) < 20
+  p = partition_draw.build_partition(
+    labels,
+    partition_settings.PartitionSettings(
+      2, 3, 4, names.LABELS_AT_CLIENTS, num_validation=4
+    ),
+    server=server,
+  )
+  assert not len(p.server_labeled) and server[p.validation].all()
+  assert not server[np.concatenate(p.client_labeled)].any()
+  assert not server[np.concatenate(p.client_unlabeled)].any()
+
+
+def test_more_than_the_server_has_is_refused():
+  server = np.arange(80) < 20
+  for numbers in ({'num_labels': 22}, {'num_labels': 0, 'num_validation': 20}):
+    settings_of = partition_settings.PartitionSettings(
+      2, 3, **{'num_validation': 0, **numbers}
+    )
+    with pytest.raises(UsageError, match='puts 20 labelled.* at most 20 tog'):
+      partition_draw.build_partition(
+        np.arange(80) % 2, settings_of, server=server
+      )
+
+
+def test_clients_that_are_elsewhere_get_nothing():
+  settings_of = partition_settings.PartitionSettings(2, 3, 4, num_validation=2)
+  p = partition_draw.build_partition(
+    np.arange(12) % 2, settings_of, server=np.ones(12, bool)
+  )
+  assert _sizes(p) == [0, 0, 0] and not p.class_counts.any()
+  assert (len(p.server_labeled), len(p.validation)) == (4, 2)
+  assert p.has_same_examples(partition_lib.Partition.parse_json(p.dump_json()))

@@ -180,3 +180,29 @@ def test_the_title_counts_all_examples():
     'IID, 3 clients, each with 0 labelled and 663 unlabelled examples\n'
     '10 labelled at the server, 0 for validation, seed 0'
   )
+
+
+def test_the_picture_names_clients_and_what_is_unknown():
+  labels = np.array([0, 1, 1, -1, -1, 0, 1, 0, 1, -1])
+  p = partition_draw.build_partition(
+    labels,
+    partition_settings.PartitionSettings(2, 0, 2, partition='natural'),
+    np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, -1]),
+    ('north', '$outh'),
+  )
+  figure = partition_lib.make_figure(p, ('ill', 'well'))
+  heat = figure.axes[0]
+  text_of = lambda labels: [label.get_text() for label in labels]
+  assert text_of(heat.get_yticklabels()) == ['north', '$outh']
+  assert text_of(heat.get_xticklabels()) == [
+    'ill',
+    'well',
+    'not known\n(0 to 2)',
+  ]
+  known, unknown = heat.images
+  assert known.get_array().shape == (2, 2)
+  assert unknown.get_array().tolist() == [[2], [0]]
+  # Gray: all channels are equal.
+  red, green, blue, _ = unknown.to_rgba(unknown.get_array()).T
+  assert np.array_equal(red, green) and np.array_equal(green, blue)
+  assert p.client_name(1) == '1 ($outh)'

@@ -10,6 +10,7 @@ from tff_fssl.data import partition
 from tff_fssl.data import sources
 from tff_fssl.program import deploy_main
 from tff_fssl.program import main
+from tff_fssl.program import train_main
 from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import flower
 from tff_fssl.runtime import artefact
@@ -135,6 +136,56 @@ def test_mistakes(tmp_path, capsys, arguments, words):
   error = capsys.readouterr().err
   assert words in error and error.count('\n') == 1
   assert sorted(os.listdir(tmp_path)) == ['file', 'used']
+
+
+_ALONE = (
+  '--algorithm=fixmatch',
+  '--scenario=labels_at_clients',
+  '--dataset=classes:cat,dog',
+  '--image_size=8',
+  '--model=linear',
+  '--norm=none',
+  '--num_clients=2',
+  '--clients_per_round=2',
+  '--total_rounds=2',
+)
+
+
+def test_a_server_without_images(tmp_path):
+  folder = tmp_path / 'app'
+  more = ['--normalization=scale', '--max_client_examples=9']
+  assert _deploy(*_ALONE, *more, f'--output_dir={folder}') == main.DONE
+  deployed = deployment.read(str(folder / 'server'))
+  assert (deployed.num_clients, deployed.splits) == (2, ())
+  program = artefact.Program(str(folder / 'app' / 'fssl_app'))
+  about = json.loads(program.read('client.json'))
+  assert about['class_names'] == ['cat', 'dog']
+  assert (about['example_shape'], about['max_examples']) == ([8, 8, 3], 9)
+
+
+@pytest.mark.parametrize(
+  'more, words',
+  [
+    (['--normalization=scale'], 'give the most, --max_client_examples'),
+    (['--max_client_examples=9'], 'give --mean and --std, or set --norm'),
+    (['--dataset=classes:a'], 'give two classes or more'),
+    (
+      ['--num_clients=0', '--partition=natural', '--normalization=scale']
+      + ['--max_client_examples=9'],
+      'give how many clients there are',
+    ),
+  ],
+)
+def test_what_a_server_without_images_must_say(tmp_path, capsys, more, words):
+  folder = tmp_path / 'app'
+  assert _deploy(*_ALONE, *more, f'--output_dir={folder}') == main.USAGE
+  assert words in capsys.readouterr().err
+
+
+def test_training_needs_images(tmp_path, capsys):
+  flags = [*_ALONE, '--normalization=scale', f'--output_dir={tmp_path}/run']
+  assert main.run(train_main.train_main, flags) == main.USAGE
+  assert 'only deploy takes it' in capsys.readouterr().err
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):

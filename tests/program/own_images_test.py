@@ -7,6 +7,7 @@ import leftovers
 import picture_folders
 import pytest
 
+from tff_fssl.program import config as config_lib
 from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import train_main
@@ -109,6 +110,28 @@ def test_mistakes_are_one_line_before_tensorflow(train, flags, words):
   assert code == main.USAGE and 'TensorFlow' not in shown
   assert words in error and len(error.splitlines()) == 1
   assert sorted(os.listdir()) == ['photos']
+
+
+def test_the_server_has_the_images_of_its_folder(train, tmp_path):
+  for folder in ('clients/north', 'clients/south', 'server', 'test'):
+    picture_folders.class_folders(
+      tmp_path / 'clinics', {f'{folder}/a': 5, f'{folder}/b': 6}
+    )
+  flags = (
+    '--dataset=folder:clinics',
+    '--partition=natural',
+    '--scenario=labels_at_server',
+    '--num_clients=0',
+    '--num_pretraining_rounds=0',
+    '--client_epochs=5',
+    '--accept_findings',  # The pictures of all folders are the same.
+  )
+  code, shown, error = train(*flags, '--num_labels=0', '--output_dir=all')
+  assert code == 0, error
+  assert '11 images of its own: 11 for labels' in shown
+  assert main.run(evaluation.evaluate_main, ['all']) == 0
+  config = config_lib.parse_config(['--algorithm=fixmatch', *flags[:4]])
+  assert config.run.num_labels == 0
 
 
 def test_mistakes_in_images_leave_no_run(train, tmp_path):

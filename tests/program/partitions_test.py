@@ -39,7 +39,7 @@ def test_control_characters_are_escaped(call, tmp_path):
   file = str(tmp_path / 'a.json')
   dataclasses.replace(drawn, client_names=names).save_json(file)
   code, text, _ = call(file)
-  assert code == main.DONE and r'0\x1b[31m, 1\x1b[31m' in text
+  assert code == main.DONE and r'0\x1b[31m (' in text
   assert '\x1b' not in text
 
 
@@ -264,7 +264,7 @@ def test_description():
       seed=1,
     )
   )
-  assert rows['names'] == 'a, b, d'
+  assert rows['names'] == 'a (100), b (100), d (100)'
   assert rows['examples'] == (
     '400: 300 at clients, 100 of them of unknown class, 100 not used'
   )

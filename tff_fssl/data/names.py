@@ -69,6 +69,8 @@ CLASS_DRAWS = (EXACT, MULTINOMIAL)
 # folder of files as MNIST's.
 FOLDER, CLIENT_DATA, HUB = 'folder:', 'clientdata:', 'huggingface:'
 FEATURES, TEXT, IDX = 'features:', 'text:', 'idx:'
+# No examples, but the names of the classes of clients' images.
+ONLY_CLASSES = 'classes:'
 PATHS = (FOLDER, CLIENT_DATA, FEATURES, TEXT, IDX)
 AG_NEWS = 'ag_news'
 
@@ -203,6 +205,10 @@ class DataSetInfo:
       set of TFDS, which `sources.find` finds.
     uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
+    has_clients: Whether there are training examples for clients. If not, only
+      deployed clients have some.
+    num_server: Labelled training examples that the data set puts at the server,
+      which are then its only ones. 0: it does not say.
   """
 
   name: str
@@ -216,6 +222,8 @@ class DataSetInfo:
   loader: str = ''
   uses: frozenset[str] = frozenset()
   num_validation: int = 0
+  has_clients: bool = True
+  num_server: int = 0
 
   @property
   def kind(self) -> Kind:

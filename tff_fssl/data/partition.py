@@ -83,6 +83,17 @@ class Partition:
     return len(self.client_unlabeled)
 
   @property
+  def unknown_counts(self) -> np.ndarray:
+    """Counts each client's examples of unknown class, int64 [clients]."""
+    return sum(_sizes(self)) - self.class_counts.sum(1)
+
+  def client_name(self, client_id: int) -> str:
+    """Names a client for people: '3', or '3 (north)'."""
+    if not self.client_names:
+      return str(client_id)
+    return f'{client_id} ({self.client_names[client_id]})'
+
+  @property
   def labeled(self) -> np.ndarray:
     """Lists all labelled examples, at the server and at clients, ascending."""
     return np.sort(np.concatenate([self.server_labeled, *self.client_labeled]))
@@ -251,6 +262,8 @@ class Partition:
     clients = self.num_clients
     has_server = settings.scenario == names.LABELS_AT_SERVER
     at_server = settings.num_labels if has_server else 0
+    if has_server and not at_server:  # All that the data put there.
+      at_server = len(self.server_labeled)
     wrong = self.wrong_labels
     held = np.concatenate([*self._held(), self.wrong_examples])
     is_index = (held >= 0) & (held < self.num_examples)
@@ -397,8 +410,9 @@ def plot(
 def make_figure(partition: Partition, class_names: Sequence[str] = ()) -> Any:
   """Draws class counts per client as a heat map, next to the clients' sizes.
 
-  With more than 1,000 clients, each row is the mean of several clients, as the
-  label of the axis tells.
+  Examples of unknown class are a column of its own, in shades of gray. With
+  more than 1,000 clients, each row is the mean of several clients, as the label
+  of the axis tells.
 
   Args:
     partition: The partition to plot.
@@ -420,10 +434,23 @@ def make_figure(partition: Partition, class_names: Sequence[str] = ()) -> Any:
   )
   image = _draw_counts(heat, partition.class_counts, in_row)
   canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
-  if any(name != str(i) for i, name in enumerate(class_names)):
-    labels = [_short(class_names[i]) for i in heat.get_xticks()]
-    # A class may be called '$x'.
-    heat.set_xticklabels(labels, rotation=90, parse_math=False)
+  ticks, labels = _ticks(num_classes), [*map(str, range(num_classes))]
+  if has_names := any(name != labels[i] for i, name in enumerate(class_names)):
+    labels = [*map(_short, class_names)]
+  shown = {tick: labels[tick] for tick in ticks.tolist()}
+  if (unknown := partition.unknown_counts).any():
+    _draw_unknown(heat, unknown, num_classes, in_row)
+    shown[num_classes] = f'not known\n({_range(unknown)})'
+  # A class may be called '$x'.
+  heat.set_xticks(
+    [*shown],
+    [*shown.values()],
+    rotation=90 if has_names or num_classes in shown else 0,
+    parse_math=False,
+  )
+  if partition.client_names and in_row == 1:
+    called = [_short(partition.client_names[i]) for i in heat.get_yticks()]
+    heat.set_yticklabels(called, parse_math=False)
   _draw_sizes(sizes, partition, in_row)
   canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
   canvas.suptitle(_title(partition), fontsize=10)
@@ -452,21 +479,41 @@ def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:
   )
   means = f' (each row the mean of {in_row})' if in_row > 1 else ''
   axes.set(xlabel='class', ylabel=f'client{means}')
-  axes.set_xticks(_ticks(num_classes))
   axes.set_yticks(_ticks(num_clients))
   if num_clients <= 20 and num_classes <= 20:
     dark = counts.max() / 3
     for (client, class_), count in np.ndenumerate(counts):
-      axes.text(
-        class_,
-        client,
-        count,
-        ha='center',
-        va='center',
-        size=7,
-        color='black' if count > dark else 'white',
-      )
+      _write(axes, class_, client, count, count > dark)
   return image
+
+
+def _draw_unknown(
+  axes: Any, counts: np.ndarray, num_classes: int, in_row: int
+) -> None:
+  """Draws the examples of unknown class beside the classes."""
+  rows = _means(counts[:, np.newaxis], in_row)
+  left, most = num_classes - 0.5, counts.max()
+  axes.imshow(
+    rows,
+    extent=(left, left + 1, len(rows) * in_row - 0.5, -0.5),
+    aspect='auto',
+    interpolation='nearest',
+    cmap='Greys',
+    vmin=0,
+    # So that no gray is black.
+    vmax=1.6 * most,
+  )
+  axes.axvline(left, color='white', linewidth=3)
+  axes.set_xlim(-0.5, left + 1)
+  if len(counts) <= 20 and num_classes <= 20:
+    for client, count in enumerate(counts):
+      _write(axes, num_classes, client, count, True)
+
+
+def _write(axes: Any, x: int, y: int, number: int, on_light: bool) -> None:
+  """Writes a number into a cell of the heat map."""
+  color = 'black' if on_light else 'white'
+  axes.text(x, y, number, ha='center', va='center', size=7, color=color)
 
 
 def _sizes(partition: Partition) -> tuple[np.ndarray, np.ndarray]:

@@ -13,10 +13,13 @@ docs/partitions.md names the sources of the others. The steps:
     classes. These are the classes that the fewest clients have so far, in
     random order. The sets of classes are then assigned to clients at random.
     `client_labels=split`: the labelled examples of all clients are split as
-    step 3 splits the others, in a draw of their own.
+    step 3 splits the others, in a draw of their own. Where the data put
+    examples at the server, no client gets these. The server's labels are
+    `num_labels` of them, or all (0).
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (At the end, their number does not change the
-    labelled examples.) `num_unlabeled` draws so many of the remaining examples
+    labelled examples.) Where the server has examples, they are some of these.
+    `num_unlabeled` draws so many of the remaining examples
     (with `natural`, of the clients' examples). With `own` labels, it also draws
     the examples that step 5 labels. The others are not used. A larger number
     includes the examples of a smaller one.
@@ -44,6 +47,7 @@ docs/partitions.md names the sources of the others. The steps:
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +67,7 @@ def build_partition(
   settings: partition_settings.PartitionSettings,
   owners: np.ndarray | None = None,
   client_names: Sequence[str] = (),
+  server: np.ndarray | None = None,
 ) -> partition_lib.Partition:
   """Partitions training examples, in the steps above.
 
@@ -72,6 +77,9 @@ def build_partition(
     settings: All settings, by whose names the steps are described.
     owners: int [N], the owner of each example, or -1 (`natural`).
     client_names: The names of the owners.
+    server: bool [N], the examples that the data put at the server. None: the
+      labels of the server are drawn from all examples. All: nobody knows here
+      what clients have, and they get nothing.
 
   Returns:
     The partition.
@@ -97,6 +105,8 @@ def build_partition(
   labels = np.asarray(labels)
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
+  if server is not None and server.all():
+    return _without_clients(labels, settings)
   natural = _NONE
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
@@ -105,15 +115,12 @@ def build_partition(
   shuffled = [
     rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
   ]
-
   at_server = settings.scenario == names.LABELS_AT_SERVER
+  server = np.zeros(len(labels), bool) if server is None else server
+  labeled, validation, hidden = _split_known(shuffled, settings, server)
   num_holders = settings.num_labeled_clients
-  labeled, hidden = _split_labels(shuffled, settings, num_holders or 1)
   num_holders += settings.num_clients * (at_server and settings.full_labels)
-  hidden, validation = _split_validation(
-    hidden, settings.num_validation, settings.seed
-  )
-  unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
+  unknown = np.flatnonzero((labels == names.UNKNOWN_LABEL) & ~server)
   unlabeled = _split_unlabeled(
     hidden, unknown, settings, num_holders, owners, natural
   )
@@ -124,20 +131,16 @@ def build_partition(
   client_labeled = _label_clients(
     labels, settings, client_names, labeled, unlabeled
   )
-  partition = partition_lib.Partition(
+  return _make(
+    labels,
+    settings,
     server_labeled=labeled[0] if at_server else _NONE,
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
-    class_counts=partition_lib.count_classes(
-      labels, client_labeled, unlabeled, num_classes
-    ),
-    settings=settings,
-    num_examples=len(labels),
     client_names=client_names,
     client_test=client_test,
   )
-  return _add_noise(partition, labels)
 
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:
@@ -149,11 +152,24 @@ def _check_labels(labels: np.ndarray, num_classes: int) -> None:
   sources.check_labels(labels, names.UNKNOWN_LABEL, num_classes)
 
 
-def _add_noise(
-  partition: partition_lib.Partition, labels: np.ndarray
+def _make(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  **held: Any,
 ) -> partition_lib.Partition:
-  """Draws wrong labels."""
-  settings, labeled = partition.settings, partition.labeled
+  """Makes a partition of those who hold examples, and draws wrong labels."""
+  partition = partition_lib.Partition(
+    **held,
+    class_counts=partition_lib.count_classes(
+      labels,
+      held['client_labeled'],
+      held['client_unlabeled'],
+      settings.num_classes,
+    ),
+    settings=settings,
+    num_examples=len(labels),
+  )
+  labeled = partition.labeled
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
   # All draws are made for any noise, so that a larger one adds wrong labels.
   order = rng.permutation(len(labeled))
@@ -467,6 +483,86 @@ def _split_labels(
       )
   labeled = partition_splits.take(shuffled, counts)
   return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _without_clients(
+  labels: np.ndarray, settings: partition_settings.PartitionSettings
+) -> partition_lib.Partition:
+  """Partitions the examples of a server whose clients are elsewhere."""
+  if not settings.num_clients:
+    raise UsageError('--num_clients=0: give how many clients there are')
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
+  own = [
+    rng.permutation(np.flatnonzero(labels == c))
+    for c in range(settings.num_classes)
+  ]
+  labeled, validation = _split_own(own, settings)
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  nothing = [_NONE] * settings.num_clients
+  return _make(
+    labels,
+    settings,
+    server_labeled=labeled if at_server else _NONE,
+    validation=validation,
+    client_labeled=nothing,
+    client_unlabeled=nothing,
+    client_test=nothing * bool(settings.client_test_fraction),
+  )
+
+
+def _split_known(
+  shuffled: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  server: np.ndarray,
+) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:
+  """Labels examples, and sets some aside for validation.
+
+  Args:
+    shuffled: The examples of each class.
+    settings: The numbers, and the seed.
+    server: bool [N], the examples that the data put at the server.
+
+  Returns:
+    (labelled examples of each holder, those for validation, the rest of each
+    class, for the clients).
+  """
+  hidden = [members[~server[members]] for members in shuffled]
+  own = [members[server[members]] for members in shuffled]
+  if server.any() and settings.scenario == names.LABELS_AT_SERVER:
+    labeled, validation = _split_own(own, settings)
+    return [labeled], validation, hidden
+  settings.check_labels()
+  num_holders = settings.num_labeled_clients or 1
+  all_labeled, hidden = _split_labels(hidden, settings, num_holders)
+  if server.any():
+    return all_labeled, _split_own(own, settings)[1], hidden
+  hidden, validation = _split_validation(
+    hidden, settings.num_validation, settings.seed
+  )
+  return all_labeled, validation, hidden
+
+
+def _split_own(
+  own: list[np.ndarray], settings: partition_settings.PartitionSettings
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits the server's examples, per class: (labelled, for validation)."""
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  total, seed = sum(map(len, own)), settings.seed
+  num_labels = settings.num_labels if at_server else 0
+  wanted = settings.num_validation + (num_labels or at_server)
+  if wanted > total:
+    labels = f' --num_labels={num_labels}' if at_server else ''
+    raise UsageError(
+      f'--num_validation={settings.num_validation}{labels}: the data set puts'
+      f' {total} labelled examples at the server, which has no others; lower'
+      f' them to at most {total} together'
+      + (', or omit --num_labels for all of them' if num_labels else '')
+    )
+  if num_labels:
+    (labeled,), rest = _split_labels(own, settings, 1)
+    return labeled, _split_validation(rest, settings.num_validation, seed)[1]
+  rest, validation = _split_validation(own, settings.num_validation, seed)
+  return np.sort(np.concatenate(rest)), validation
 
 
 def _split_all_labels(

@@ -30,7 +30,8 @@ class PartitionSettings:
     num_clients: The number of clients, >= 1. With `natural`, 0 means all.
     num_labels: The number of labelled examples at the server, or of each client
       that holds labels. It is a multiple of `label_classes`, unless
-      `client_labels` is `own`. 0 is allowed only with `full_labels`.
+      `client_labels` is `own`. 0: none (`full_labels`), or, at the server, all
+      that the data set puts there.
     scenario: One of `names.SCENARIOS`.
     partition: One of `names.PARTITIONS`.
     alpha: Parameter of the Dirichlet distribution, > 0. A smaller one gives a
@@ -172,17 +173,26 @@ class PartitionSettings:
         f'--num_labels={self.num_labels}: must be a multiple of {what}, for'
         f' example {below or each} or {below + each}'
       )
-    if self.num_labels == 0 and not self.full_labels:
-      raise UsageError(
-        '--num_labels=0: must be at least'
-        f' {1 if self.labels_own else each}, or set --full_labels'
-      )
+    if self.scenario == names.LABELS_AT_CLIENTS:
+      self.check_labels()
     # With `natural`, the number of clients is not known before the data.
     if 0 < self.num_unlabeled < self.num_clients:
       raise UsageError(
         f'--num_unlabeled={self.num_unlabeled}: is less than one example for'
         f' each of --num_clients={self.num_clients}; set it to at least that,'
         ' or to 0 for all remaining examples'
+      )
+
+  def check_labels(self, num_server: int = 0) -> None:
+    """Refuses to train without labels (`UsageError`).
+
+    Args:
+      num_server: The labelled examples that the data set puts at the server.
+    """
+    if self.num_labels == 0 and not self.full_labels and not num_server:
+      least = 1 if self.labels_own else self.label_classes
+      raise UsageError(
+        f'--num_labels=0: must be at least {least}, or set --full_labels'
       )
 
   def _check_split_labels(self) -> None:

@@ -250,6 +250,13 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   at_clients = round_hparams.scenario == _CLIENTS
   if run.full_labels and at_clients and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
+  if not parsed.is_set('num_labels'):
+    # The server has what the data put there. Deployed clients have what they
+    # have, whatever the number is.
+    if config.info.num_server and not at_clients:
+      run = dataclasses.replace(run, num_labels=0)
+    elif at_clients and not config.info.has_clients:
+      run = dataclasses.replace(run, num_labels=config.info.num_classes)
   if not parsed.is_set('num_validation'):
     num_validation = run.num_validation or config.info.num_validation
     run = dataclasses.replace(run, num_validation=num_validation)

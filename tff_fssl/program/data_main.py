@@ -242,6 +242,13 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
   )
   if data.client_names:
     sizes = np.bincount(data.owners + 1, minlength=len(data.client_names) + 1)
+    if data.server is not None:
+      known = data.server & (data.train.y >= 0)
+      sizes[0] -= data.server.sum()
+      rows['server'] = f'{data.server.sum():,} of them, {known.sum():,} with a'
+      rows['server'] += (
+        ' label: with --scenario=labels_at_server, its only labels'
+      )
     rows['clients'] = (
       f'{len(data.client_names):,}, of {np.min(sizes[1:]):,} to'
       f' {np.max(sizes[1:]):,} {data.train.kind.noun}'

@@ -22,7 +22,8 @@ _ABOUT = (
   ' its flags only --total_rounds and other neutral flags may differ. Without,'
   ' it starts as a new run does. The data set that the flags name gives the'
   ' classes, the shape and the statistics of examples, the test set, and the'
-  ' labels of the server.'
+  ' labels of the server; where the server has no images,'
+  ' --dataset=classes:NAME,NAME gives the classes alone.'
 )
 
 

@@ -223,7 +223,7 @@ def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
   from tff_fssl.program import experiment
 
   frozen = warm_start.read_frozen(tree, checkpoint.run_owner(config))
-  task = experiment.build_task(config, frozen)
+  task = experiment.build_task(config, frozen, elsewhere=True)
   recorded = inputs_lib.read(tree.inputs_json)
   _check_classes(folder, recorded and recorded.classes, task)
   if recorded and config.is_private:  # A report on it may be published.
@@ -293,7 +293,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program import experiment
 
-  task = experiment.build_task(config)
+  task = experiment.build_task(config, elsewhere=True)
   _check_classes(folder, about.get('classes'), task)
   # The exported network may have layers after those of training.
   model_fn = experiment.build_exported_fn(config)
@@ -360,6 +360,11 @@ def _evaluate_loaded(
     return _evaluate_local_models(loaded, settings)
   task, prediction = loaded.task, loaded.prediction
   held = task.examples(settings.examples)
+  if not len(held):
+    raise UsageError(
+      f'--dataset={task.config.run.dataset}: has no {settings.examples}'
+      ' examples; predict takes any data'
+    )
   evaluate_fn = evaluate_lib.build_evaluate_fn(
     task.model_fn,
     task.views,
@@ -435,7 +440,8 @@ def _evaluate_clients(
       max_clients=settings.clients_per_evaluation,
       batch_size=settings.batch_size,
       on_failure=lambda _, client_id, reason: warn(
-        f'client {client_id} is skipped: {reason}'
+        f'client {loaded.task.partition.client_name(client_id)} is skipped:'
+        f' {reason}'
       ),
     )
   except runtime.WorkerError as error:

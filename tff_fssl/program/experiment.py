@@ -137,12 +137,13 @@ class Experiment:
       Lines that say which clients these were, and where they failed.
     """
     seed, source, lines = self.task.config.run.seed, self.data_source, []
+    called = self.task.partition.client_name
     for client_id, dataset in zip(
       source.client_ids(seed, round_num), source.cohort(seed, round_num)
     ):
       found = self.process.find_non_finite(state, dataset, round_num)
       if found is not None:
-        lines.append(f'client {client_id}: not finite: first {found}')
+        lines.append(f'client {called(client_id)}: not finite: first {found}')
     if len(lines) < num_clients:
       # Rounding may differ slightly from that of TFF's computation.
       lines.append(
@@ -168,7 +169,8 @@ class Experiment:
     ):
       found = self.process.find_rejected(state, dataset, round_num)
       if found is not None:
-        return [f'client {client_id}: rejected: {found}']
+        called = self.task.partition.client_name(client_id)
+        return [f'client {called}: rejected: {found}']
     return []
 
 
@@ -201,9 +203,11 @@ class ExperimentHooks(training_types.Hooks):
     """Profiles the round, if it was chosen."""
     return self._profiler.round(round_num)
 
-  def left_out_clients(self, round_num: int) -> list[tuple[int, str]]:
+  def left_out_clients(self, round_num: int) -> list[tuple[str, str]]:
     """Returns the clients that the data source could not load."""
-    return self._experiment.failed_clients.take(round_num)
+    called = self._experiment.task.partition.client_name
+    failed = self._experiment.failed_clients.take(round_num)
+    return [(called(client_id), reason) for client_id, reason in failed]
 
   def seconds(self) -> Mapping[str, float]:
     """Returns the times that the runtime reports, if any."""
@@ -359,13 +363,17 @@ def build_exported_fn(
 
 
 def build_task(
-  config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
+  config: config_lib.Config,
+  frozen_values: model_fns.FrozenValues | None = None,
+  *,
+  elsewhere: bool = False,
 ) -> Task:
   """Loads and splits the data, and builds all that needs no process.
 
   Args:
     config: The configuration.
     frozen_values: See `build_model_fn`.
+    elsewhere: Whether clients may have nothing in the data set.
 
   Returns:
     The task.
@@ -375,7 +383,7 @@ def build_task(
   """
   run = config.run
   data = sources.load_found(config.info, run.data_dir or None)
-  partition = run_data.load_partition(config, data)
+  partition = run_data.load_partition(config, data, elsewhere=elsewhere)
   data = run_data.normalize(config, data, partition)
   run_config.check_cohort(config, partition.num_clients)
   run_config.check_labeled_majority(

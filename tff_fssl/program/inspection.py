@@ -66,6 +66,8 @@ def look_over(
       about_clients='each client has a model of its own: train.csv and eval.csv'
       ' have the spread of their accuracies'
     )
+  if not len(task.data.test):
+    return figures._replace(about_clients='there are no test examples')
   predict = functools.partial(Predictor(task, prediction), model)
   test = predictions.Predictions(
     task.data.test.y, predict(task.data.test.x, _plain(task.views))

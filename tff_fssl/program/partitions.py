@@ -86,7 +86,10 @@ def describe(partition: Partition) -> dict[str, str]:
   if len(held_out):
     rows['held out'] = f'{_spread(held_out)} at a client, for evaluation'
   if partition.client_names:
-    shown = partition.client_names[:_NUM_NAMES]
+    shown = [
+      f'{name} ({size:,})'
+      for name, size in zip(partition.client_names, sizes[:_NUM_NAMES])
+    ]
     more = ', ...' if len(shown) < partition.num_clients else ''
     rows['names'] = ', '.join(shown) + more
   if labeled.any():
@@ -117,7 +120,7 @@ def summarize(settings: partition_settings.PartitionSettings) -> list[str]:
   elif settings.scenario == names.LABELS_AT_CLIENTS:
     labels = f'{settings.num_labels} labels at each client'
   else:
-    labels = f'{settings.num_labels} labels at the server'
+    labels = f'{settings.num_labels or "all"} labels at the server'
   return [labels, settings.title, f'{settings.num_clients:,} clients']
 
 

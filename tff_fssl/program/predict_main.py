@@ -219,6 +219,7 @@ def _info(about: Mapping[str, Any]) -> data_names.DataSetInfo:
     example_shape=tuple(about['example_shape']),
     num_train=_MANY,
     num_test=_MANY,
+    num_server=_MANY,
     flip=False,
     mean=tuple(inputs.get('mean', ())),
     std=tuple(inputs.get('std', ())),

@@ -237,7 +237,7 @@ def check(config: Config) -> None:
         f' --algorithm={entry.name} learn from unlabelled examples, of which'
         f' none are left; set --algorithm=supervised or --scenario={_CLIENTS}'
       )
-    if not run.num_labels:
+    if not (run.num_labels or config.info.num_server):
       raise UsageError(
         f'--num_labels=0: with --scenario={scenario} the server needs labels of'
         f' its own; give at least {config.info.num_classes}, or set'
@@ -336,10 +336,12 @@ def _check_statistics(config: Config) -> None:
       )
   if info.kind != data_names.TEXTS:
     data.moments(info.example_shape[-1])  # Refuses other numbers of them.
-  if not config.is_private:
+  if not config.is_private and info.has_clients:
     return
   given = f'--aggregator={config.aggregator.aggregator}'
-  if run.dataset.startswith((data_names.CLIENT_DATA, data_names.HUB)):
+  if config.is_private and run.dataset.startswith(
+    (data_names.CLIENT_DATA, data_names.HUB)
+  ):
     for flag, example in (('image_size', '32'), ('color', 'rgb')):
       if getattr(data, flag) in ('', 'auto'):
         raise UsageError(
@@ -349,7 +351,7 @@ def _check_statistics(config: Config) -> None:
         )
   at_server = config.round.scenario == data_names.LABELS_AT_SERVER
   # The server or validation holds examples that may be measured.
-  if run.num_validation or (at_server and run.num_labels):
+  if run.num_validation or (at_server and (run.num_labels or info.num_server)):
     return  # They are measured.
   public = f'--num_validation=N or --scenario={data_names.LABELS_AT_SERVER}'
   if info.kind == data_names.TEXTS:
@@ -367,6 +369,11 @@ def _check_statistics(config: Config) -> None:
     and not data.mean
   ):
     ways = 'scale or none' if info.kind == data_names.IMAGES else 'none'
+    if not info.has_clients:
+      raise UsageError(
+        f'--dataset={run.dataset}: has no images whose mean and deviation could'
+        f' be measured; give --mean and --std, or set --normalization={ways}'
+      )
     raise UsageError(
       f'{given}: mean and deviation of --dataset={run.dataset} would be those'
       f" of clients' {info.kind.noun}; give --mean and --std, set"
@@ -488,6 +495,10 @@ def _check_data(config: Config) -> None:
   settings = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
   holders = settings.num_labeled_clients if at_clients else 1
+  if not at_clients:
+    settings.check_labels(info.num_server)
+  if not info.has_clients:
+    return
   _check_labels_of_class(config)
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   own = labels if settings.labels_own else 0

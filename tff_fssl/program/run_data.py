@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 
 
 def load_partition(
-  config: config_lib.Config, data: sources.DataSet
+  config: config_lib.Config, data: sources.DataSet, *, elsewhere: bool = False
 ) -> partition_lib.Partition:
   """Reads a configuration's partition from its file, or draws it.
 
   Args:
     config: The configuration.
     data: Its data set.
+    elsewhere: Whether clients may have nothing in it.
 
   Returns:
     The partition.
@@ -52,10 +53,19 @@ def load_partition(
     UsageError: If the data cannot be split as requested, or the file is not a
       partition of these data.
   """
+  if not (config.info.has_clients or elsewhere):
+    raise UsageError(
+      f'--dataset={config.run.dataset}: has no examples for clients; only'
+      ' deploy takes it, whose clients have their own'
+    )
   path = config.run.partition_file
   if not path:
     return partition_draw.build_partition(
-      data.train.y, config.partition_settings, data.owners, data.client_names
+      data.train.y,
+      config.partition_settings,
+      data.owners,
+      data.client_names,
+      data.server,
     )
   partition = partition_lib.read(path)
   try:
@@ -114,8 +124,9 @@ def normalize(
       run protects clients, or a vector is too far from the mean.
   """
   examples = measured_examples(config, data, partition)
-  if config.is_private:
+  if config.is_private and config.info.has_clients:
     _check_classes(config, data, examples)
+  if config.is_private:
     if getattr(config.info, 'columns', ()):
       raise UsageError(
         f'--dataset={config.run.dataset}: how the columns of a table become'

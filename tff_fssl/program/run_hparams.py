@@ -114,7 +114,8 @@ class RunHparams:
     40,
     'Number of labelled examples, equally many of each class: the total if the'
     ' server holds the labels; the number per client if clients hold them. With'
-    ' --client_labels=own, of any classes.',
+    ' --client_labels=own, of any classes. If a folder has server/, the server'
+    ' has these images alone, all of them unless this is given (0).',
     minimum=0,
   )
   full_labels: bool = hparam(

@@ -261,6 +261,7 @@ def banner(
     **({'note': data.notes} if kind != data_names.IMAGES else {}),
     **findings,
     'labels': _describe_labels(partition),
+    **_server_row(partition, data),
     'clients': f'{partition.num_clients}, {partition.settings.title},'
     f' {_range(sizes)} examples each'
     + (f', from {run.partition_file}' if run.partition_file else ''),
@@ -290,6 +291,28 @@ def _describe_labels(partition: partition_lib.Partition) -> str:
   if len(partition.wrong_examples):
     labels += f'; {len(partition.wrong_examples)} are wrong'
   return labels
+
+
+def _server_row(
+  partition: partition_lib.Partition, data: sources.DataSet
+) -> dict[str, str]:
+  """Says what the examples that the data put at the server are for."""
+  if data.server is None:
+    return {}
+  held = {
+    'labels': partition.server_labeled,
+    'validation': partition.validation,
+  }
+  counts = {what: int(data.server[some].sum()) for what, some in held.items()}
+  counts['nothing'] = int(data.server.sum()) - sum(counts.values())
+  for_what = [f'{n} for {what}' for what, n in counts.items() if n]
+  text = f'{data.server.sum()} {data.train.kind.noun} of its own:'
+  text += f' {", ".join(for_what)}'
+  labels = data.train.y[partition.server_labeled]
+  missing = [c for i, c in enumerate(data.class_names) if i not in labels]
+  if len(labels) and missing:
+    text += f'; no label of {inspection.shown(missing)}'
+  return {'server': text}
 
 
 def _describe_findings(task: Any) -> dict[str, str]:

@@ -602,8 +602,8 @@ class _Run:
   def _left_out(self, round_num: int) -> list[str]:
     """Returns a line for each client with unusable data."""
     lines = [
-      f'round {round_num}: client {client_id} is skipped: {reason}'
-      for client_id, reason in self.hooks.left_out_clients(round_num)
+      f'round {round_num}: client {client} is skipped: {reason}'
+      for client, reason in self.hooks.left_out_clients(round_num)
     ]
     if lines and self.settings.strict_clients:
       raise UsageError(

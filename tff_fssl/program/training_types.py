@@ -124,8 +124,8 @@ class Hooks:
     del round_num
     return contextlib.nullcontext()
 
-  def left_out_clients(self, round_num: int) -> Sequence[tuple[int, str]]:
-    """Returns (client, reason) of each client with unusable data."""
+  def left_out_clients(self, round_num: int) -> Sequence[tuple[str, str]]:
+    """Returns (its name, the reason) of each client with unusable data."""
     del round_num
     return ()
 

@@ -381,6 +381,25 @@ def test_folders_of_clients(tmp_path):
   owners = [image.owner for image in found.train]
   assert [owners.count(i) for i in (0, 1, -1)] == [7, 2, 2]
   assert len(found.test) == 3 and found.marks.class_names == ('a', 'b')
+  info = folder.find(
+    f'folder:{tmp_path}', '', DataHparams(cache_dir=str(tmp_path / 'cache'))
+  )
+  data = info.read()
+  assert info.num_server == 2 and data.server.sum() == 2
+  assert (data.owners[data.server] == -1).all()
+
+
+@pytest.mark.parametrize('folders', [('test',), ('server', 'test')])
+def test_folders_of_a_server_whose_clients_are_elsewhere(tmp_path, folders):
+  counts = {f'{name}/{c}': 3 for name in folders for c in 'ab'}
+  picture_folders.class_folders(tmp_path / 'x', counts)
+  info = sources.find(
+    f'folder:{tmp_path}/x', '', DataHparams(cache_dir=str(tmp_path / 'cache'))
+  )
+  assert not info.has_clients and info.num_test == 6
+  data = sources.load_found(info, None)
+  assert data.class_names == ('a', 'b') and data.server.all()
+  assert len(data.train) == info.num_server == 6 * (len(folders) - 1)
 
 
 def test_hospitals_that_would_be_classes_are_told(tmp_path):

@@ -25,6 +25,7 @@ _BY_PREFIX = {
   names.FEATURES: 'vectors:find',
   names.TEXT: 'text:find',
   names.IDX: 'idx:find',
+  names.ONLY_CLASSES: 'images:find_classes',
   names.AG_NEWS: 'text:find_ag_news',
 }
 
@@ -128,6 +129,8 @@ class DataSet:
     owners: int32 [number of training examples], the client of each example, as
       an index into `client_names`, or -1. None: the data have no clients.
     client_names: The name of each natural client.
+    server: bool [number of training examples], those that the data set puts at
+      the server. None: it does not say.
     mean: Per channel, subtracted from pixels scaled to [0, 1], or per number of
       vectors. `load` always gives it, except for texts.
     std: Per channel or number, divisor of the result.
@@ -147,6 +150,7 @@ class DataSet:
   notes: str = ''
   owners: np.ndarray | None = None
   client_names: tuple[str, ...] = ()
+  server: np.ndarray | None = None
   mean: tuple[float, ...] = ()
   std: tuple[float, ...] = ()
   problems: tuple[inspection.Problem, ...] = ()

@@ -7,6 +7,7 @@ manifest. No image is opened before the images are decoded.
 import collections
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import operator
 import os
 import pathlib
 import stat
@@ -108,6 +109,11 @@ class Listing:
       self.marks.client_names,
       has_test='test_share' not in self.marks.uses,
     )
+
+  def is_at_server(self, path: str) -> bool:
+    """Tells whether an image is in the folder of the server."""
+    folder = path.partition(os.sep)[0]
+    return self.kind == _CLIENT_FOLDERS and folder == _SERVER
 
   def problems(self) -> Iterator[inspection.Problem]:
     """Finds files that are left out, by their endings."""
@@ -219,6 +225,15 @@ def find(
     uses=images.SHAPED | {'max_unreadable'},
   )
   facts['problems'] = (*facts['problems'], *listing.problems())
+  at_server = [listing.is_at_server(image.path) for image in listing.train]
+  known = [image.label >= 0 for image in listing.train]
+  facts['num_server'] = sum(map(operator.and_, at_server, known))
+  facts['has_clients'] = not all(at_server)
+  if not listing.train:
+    # Where clients have the images, those for testing tell the classes.
+    facts['problems'] = tuple(
+      inspection.label_problems(marks.class_names, marks.y, marks.y)
+    )
   found = images.Found(
     name=name,
     root=root,
@@ -239,7 +254,11 @@ def find(
     data, unreadable = images.decode(found)
     paths = [image.path for image in (*listing.train, *listing.test)]
     read = [path for path in paths if path not in unreadable]
-    return dataclasses.replace(data, place=read.__getitem__)
+    data = dataclasses.replace(data, place=read.__getitem__)
+    server = [*map(listing.is_at_server, read[: len(data.train)])]
+    if any(server) or all(server):
+      data = dataclasses.replace(data, server=np.array(server, bool))
+    return data
 
   return sources.Info(
     **facts,
@@ -284,7 +303,10 @@ def read(root: str, settings: data_hparams.DataHparams) -> Listing:
     entries = found
   else:
     kind, where = _CLASS_FOLDERS, root
-    if inside.get(_CLIENTS):
+    folders = {n for n in inside if inside[n] and not is_litter(n)}
+    # Deployed clients are elsewhere.
+    alone = {_SERVER, _split_folders(inside).get(TEST)}
+    if _CLIENTS in folders or folders and folders <= alone:
       kind = _CLIENT_FOLDERS
       found = list(_list_clients(root, inside, settings))
     else:
@@ -358,7 +380,9 @@ def _list_clients(
   """Lists the files of clients, of the server and for testing."""
   test = _split_folders(inside).get(TEST)
   split = TRAIN if test else ''
-  for client in _list_folder(root, _CLIENTS, folders=True):
+  for client in (
+    _list_folder(root, _CLIENTS, folders=True) if inside.get(_CLIENTS) else ()
+  ):
     folder = os.path.join(_CLIENTS, client)
     yield from _class_files(root, folder, settings, client=client, split=split)
   if inside.get(_SERVER):

@@ -315,6 +315,57 @@ def open_splits(
   return Rows(most, read, class_names, has_test=bool(test))
 
 
+def find_classes(
+  name: str, data_dir: str, settings: DataHparams
+) -> sources.Info:
+  """Finds `classes:NAME,NAME`, images of which none is here.
+
+  Args:
+    name: The value of `--dataset`.
+    data_dir: Not read.
+    settings: The flags for reading.
+
+  Returns:
+    The facts of the images of deployed clients.
+
+  Raises:
+    UsageError: If the classes are less than two different ones.
+  """
+  del data_dir
+  listed = name.removeprefix(names.ONLY_CLASSES).split(',')
+  class_names = tuple(part.strip() for part in listed)
+  if len(class_names) < 2 or len(set(class_names) - {''}) < len(class_names):
+    raise UsageError(
+      f'--dataset={name}: give two classes or more, each once, with commas'
+      f' between them: {names.ONLY_CLASSES}cat,dog'
+    )
+  shape = settings.image_shape()
+  nothing = sources.Examples(np.zeros((0, *shape), np.uint8), np.zeros(0, int))
+  data = sources.DataSet(
+    name=name,
+    train=nothing,
+    test=nothing,
+    num_classes=len(class_names),
+    class_names=class_names,
+    example_shape=shape,
+    server=np.zeros(0, bool),
+    bit_depth=settings.bit_depth or pictures.MAX_DEPTH,
+  )
+  return sources.Info(
+    name=name,
+    num_classes=len(class_names),
+    example_shape=shape,
+    num_train=0,
+    num_test=0,
+    flip=settings.flip,
+    mean=(),
+    std=(),
+    uses=SHAPED - {'cache_dir', 'max_megapixels'},
+    has_clients=False,
+    read=lambda: data,
+  )
+
+
 def decode(found: Found) -> tuple[sources.DataSet, Collection[str]]:
   """Decodes all readable images of a data set, once.
 
@@ -499,7 +550,12 @@ def _data_set(found: Found, cached: image_cache.Cached) -> sources.DataSet:
     data,
     problems=(
       *_decoding_problems(found.settings, data, facts),
-      *inspection.label_problems(data.class_names, data.train.y, data.test.y),
+      *inspection.label_problems(
+        data.class_names,
+        # Where clients have the images, those for testing tell the classes.
+        data.train.y if num_train else data.test.y,
+        data.test.y,
+      ),
     ),
     bit_depth=facts['form_depth'],
     about=_stored_sizes(facts['sizes']),

@@ -147,6 +147,11 @@ def check(config: config_lib.Config) -> None:
       f'{algorithm}: with --scenario={config.round.scenario}, its rounds have'
       ' no clients, so there is nothing to deploy; choose another one'
     )
+  if not (config.info.has_clients or config.round.max_client_examples):
+    raise UsageError(
+      f'--dataset={config.run.dataset}: has no examples for clients, which tell'
+      ' how many one has; give the most, --max_client_examples=1000'
+    )
 
 
 def _check_folder(folder: str) -> None:
@@ -185,7 +190,7 @@ def _start(
     source = warm_start.find(config.run.init_from)
     loaded = experiment_lib.load_weights(config, source)
   frozen = train_main.read_frozen(config, run, loaded)
-  task = experiment_lib.build_task(config, frozen)
+  task = experiment_lib.build_task(config, frozen, elsewhere=True)
   held = task.partition.server_labeled
   if config.round.scenario == data_names.LABELS_AT_SERVER:
     _check_size(task.data.train.x[held].nbytes)
@@ -333,8 +338,9 @@ class _Writer:
     }
 
   def _splits(self) -> list[str]:
-    has_validation = bool(self.config.run.num_validation)
-    return ['test', *(['validation'] if has_validation else [])]
+    task = self.start.experiment.task
+    splits = {'test': task.data.test.y, 'validation': task.partition.validation}
+    return [split for split, examples in splits.items() if len(examples)]
 
   def _write_evaluation(self) -> None:
     """Writes the graph and the data of evaluations."""
