@@ -4,7 +4,7 @@ docs/metrics.md, the console, the plots and the tables of `compare.py` are made
 from them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 import re
@@ -28,6 +28,10 @@ HIGHER, LOWER = 'higher', 'lower'
 ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 
 CLIENTS = 'client_work/train'
+PSEUDO_LABEL_ACCURACY_COLUMN = f'{CLIENTS}/pseudo_label_accuracy'
+NUM_KNOWN = 'pseudo_labels/num_known'
+# An accuracy of fewer pseudo-labels is shown as a count.
+FEWEST_JUDGED = 30
 
 # Diagrams in the order of drawing. Diagrams of an algorithm's own follow.
 PSEUDO_LABELS = 'Pseudo-label rate'
@@ -180,6 +184,30 @@ class Panel:
   lines: tuple[Line, ...]
   is_share: bool
   better: str
+
+
+def count_judged(
+  get: Callable[[str], Any],
+) -> tuple[Any, Any]:
+  """Counts the pseudo-labels, each once, that an accuracy is of.
+
+  Args:
+    get: Column -> its value in a round, or its values in several, NaN where it
+      has none.
+
+  Returns:
+    (correct, kept): of the examples of known class of the round's clients.
+    NaN in rounds whose number of them is not recorded.
+  """
+  known, correct, wrong = (
+    get(column)
+    for column in (
+      NUM_KNOWN,
+      f'{CLIENTS}/pseudo_label_correct_ratio',
+      f'{CLIENTS}/pseudo_label_wrong_ratio',
+    )
+  )
+  return known * correct, known * (correct + wrong)
 
 
 _DASHES = {'mean': SOLID, 'min': DASHED, 'max': DOTTED}

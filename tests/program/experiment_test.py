@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl import runtime
 from tff_fssl.data import clients
 from tff_fssl.data import sources
@@ -121,7 +122,7 @@ def test_natural_clients_with_unknown_and_wrong_labels(
   assert len(partition.wrong_labels) == 24
   experiment = experiment_lib.build_experiment(task, str(tmp_path))
   cohort = experiment.data_source.cohort(config.run.seed, 1)
-  num_wrong = 0
+  num_wrong = num_known = 0
   for client, dataset in enumerate(cohort):
     (element,) = dataset.as_numpy_iterator()
     held = partition.client_labeled[client]
@@ -132,7 +133,9 @@ def test_natural_clients_with_unknown_and_wrong_labels(
     unlabeled = partition.client_unlabeled[client]
     assert len(element['unlabeled']['y']) == len(unlabeled) // 2
     assert np.sum(data.train.y[unlabeled] < 0) > 100
+    num_known += np.sum(element['unlabeled']['y'] >= 0)
   assert num_wrong == 24
+  assert experiment.counts(1) == {metrics.NUM_KNOWN: num_known}
   state = experiment.process.initialize()
   output = experiment.process.next(state, cohort)
   train = output.metrics['client_work']['train']

@@ -357,6 +357,14 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
       f'runs are of different data: {inspection.shown(other_data)}; differences'
       ' in accuracy may come from that'
     )
+  for group in groups:
+    judged = [run.num_judged for run in group.runs]
+    if few := [number for number in judged if number < metrics.FEWEST_JUDGED]:
+      found.append(
+        f'the pseudo-label accuracy of {group.label} is not shown: only'
+        f' {max(few):.0f} kept pseudo-labels of a round, at most, are of known'
+        ' class'
+      )
   unpaired: dict[str, list[str]] = {}
   for group in groups[1:]:
     for ours, theirs in _match_seeds(groups[0], group):

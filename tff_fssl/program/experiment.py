@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from tff_fssl import hparams
+from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
@@ -151,6 +152,30 @@ class Experiment:
       )
     return lines
 
+  def counts(self, round_num: int) -> dict[str, int]:
+    """Counts the unlabelled examples of known class in a round.
+
+    Args:
+      round_num: The number of the round.
+
+    Returns:
+      The column of train.csv. Empty if clients make no pseudo-labels, must stay
+      hidden, or hold no example of known class.
+    """
+    config, partition = self.task.config, self.task.partition
+    hidden = config.is_private or not config.learns_unlabeled
+    if hidden or not partition.class_counts.any():
+      return {}
+    held = (
+      clients.unlabeled_examples(
+        partition, client_id, round_num, config.streaming
+      )
+      for client_id in self.data_source.client_ids(config.run.seed, round_num)
+    )
+    is_known = self.task.data.train.y >= 0
+    num_known = sum(np.count_nonzero(is_known[indices]) for indices in held)
+    return {metrics_lib.NUM_KNOWN: num_known}
+
   def explain_rejected(self, state: Any, round_num: int) -> list[str]:
     """Repeats a round's clients until one is rejected.
 
@@ -209,6 +234,10 @@ class ExperimentHooks(training_types.Hooks):
     """Returns the times that the runtime reports, if any."""
     timing = getattr(self._context, 'timing', None)
     return {} if timing is None else dataclasses.asdict(timing)
+
+  def counts(self, round_num: int) -> Mapping[str, int]:
+    """Counts the examples by which pseudo-labels are judged."""
+    return self._experiment.counts(round_num)
 
   def explain_rejected(self, state: Any, round_num: int) -> list[str]:
     """Finds the first client that was rejected, and why."""

@@ -178,7 +178,7 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   # cohorts see a part of the clients.
   cohorts = run.curve(f'{_TRAIN}/num_clients')[1][-_LAST:]
   seen = min(1.0, cohorts.sum() / partition.num_clients) if len(cohorts) else 1
-  unlabeled = sum(map(len, partition.client_unlabeled))
+  unlabeled = min(sum(map(len, partition.client_unlabeled)), counts.sum())
   number = int(kept.mean() * seen * unlabeled)
   luck = _probability(share, number, chance)
   if predictions.is_below_chance(share, number, counts):

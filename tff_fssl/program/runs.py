@@ -90,7 +90,10 @@ class Run:
     )
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rounds int [N], values float64 [N]) where they are known."""
+    """Returns (rounds int [N], values float64 [N]) where they are known.
+
+    Accuracies of too few pseudo-labels are left out.
+    """
     # The first table that has the column: no column is in two.
     for rows in self.rows:
       try:
@@ -98,10 +101,27 @@ class Run:
       except UsageError as error:
         raise UsageError(f'{self.path}: {error}') from error
       known = np.isfinite(values)
+      if column == metrics.PSEUDO_LABEL_ACCURACY_COLUMN:
+        known &= ~self._judges_few(rows)
       if known.any():
         rounds = csv_table.column(rows, csv_table.KEY)[known]
         return rounds.astype(np.int64), values[known]
     return np.zeros([0], np.int64), np.zeros([0])
+
+  @staticmethod
+  def _judges_few(rows: list[dict[str, str]]) -> np.ndarray:
+    """Tells in which rounds too few are of known class, bool [N]."""
+    _, kept = metrics.count_judged(functools.partial(csv_table.column, rows))
+    # Older runs do not record how many there are.
+    return kept < metrics.FEWEST_JUDGED
+
+  @property
+  def num_judged(self) -> float:
+    """Returns the most judged pseudo-labels of a round, or NaN if not known."""
+    _, kept = metrics.count_judged(
+      functools.partial(csv_table.column, self.rows[0])
+    )
+    return max(kept[np.isfinite(kept)].tolist(), default=math.nan)
 
   def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
     """Sums up the use of bytes or hours: (rounds, used so far)."""

@@ -580,6 +580,7 @@ class _Run:
     in_round = self.hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
+    counts = {**counts, **self.hooks.counts(round_num)}
     metrics = {**flatten(output.metrics), **counts}
     is_bad = training_types.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)
