@@ -286,6 +286,22 @@ def test_the_summary_says_how_clients_with_own_models_differ():
   )
 
 
+def test_the_summary_has_an_interval_of_few_examples_and_further_figures():
+  row = {
+    'round': 900,
+    'test/accuracy': 0.947,
+    'validation/accuracy': 0.93,
+  }
+  (line,) = console.table(
+    {'best validation': console.summary_rows({'last': row}, 360)['last round']}
+  ).splitlines()
+  assert '900: test accuracy 94.7% (92-97%), validation accuracy' in line
+  row['test/macro_f1'] = 0.5
+  (text,) = console.summary_rows({'last': row}, 1_000).values()
+  assert text.startswith('900: test accuracy 94.7%, validation accuracy 93.0%')
+  assert text.endswith('93.0%, test macro F1 50.0%')
+
+
 def test_what_is_left_is_of_the_last_rounds(monkeypatch):
   now = [100.0]
   monkeypatch.setattr('time.monotonic', lambda: now[0])

@@ -180,6 +180,34 @@ def test_cohorts_of_more_clients_than_there_are(monkeypatch):
     experiment_lib.build_task(config)
 
 
+def test_figures_of_evaluations():
+  def chosen(labels, *flags):
+    config = config_lib.parse_config(['--dataset=digits', *flags])
+    return experiment_lib.chosen_figures(config, np.array(labels))
+
+  assert chosen([0, 0, 0, 1]) == ()
+  assert chosen([0, 0, 0, 0, 1]) == ('balanced_accuracy',)
+  assert chosen([0, 0, 0, 0, 1], '--metrics=auroc') == ('auroc',)
+  by = ('--best_by=macro_f1', '--num_validation=50')
+  assert chosen([0, 1], '--metrics=auroc', *by) == ('auroc', 'macro_f1')
+
+
+def test_no_round_is_selected_by_what_is_not_defined(tmp_path):
+  config = config_lib.parse_config(
+    [
+      '--dataset=digits',
+      '--norm=none',
+      '--num_clients=20',
+      '--num_validation=5',
+      '--best_by=auroc',
+    ]
+  )
+  task = experiment_lib.build_task(config)
+  task = dataclasses.replace(task, model_fn=_fragile_model)
+  with pytest.raises(hparams.UsageError, match='--best_by=auroc: no valid'):
+    experiment_lib.build_experiment(task, str(tmp_path))
+
+
 def _compute(*flags, model_fn=_fragile_model):
   config = config_lib.parse_config(
     ['--dataset=digits', '--norm=none', '--num_clients=20', *flags]

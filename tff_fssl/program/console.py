@@ -447,27 +447,48 @@ def _columns() -> int:
 
 
 def summary_rows(
-  summary: Mapping[str, Any],
+  summary: Mapping[str, Any], num_test: int = 0
 ) -> dict[str, str]:
-  """Writes the lines of the closing summary, from `summary.json`."""
+  """Writes the lines of the closing summary.
+
+  Args:
+    summary: The content of `summary.json`.
+    num_test: The number of test examples, or 0 for no intervals.
+
+  Returns:
+    Label -> text.
+  """
   rows = {}
   last, best = summary.get('last'), summary.get('best_validation')
-  if last:
-    rows['last round'] = f'{last["round"]}: ' + ', '.join(_accuracies(last))
-  if best:
-    rows['best validation'] = f'{best["round"]}: ' + ', '.join(
-      _accuracies(best)
-    )
+  for name, row in (('last round', last), ('best validation', best)):
+    if row:
+      rows[name] = f'{row["round"]}: {", ".join(_accuracies(row, num_test))}'
   return rows
 
 
-def _accuracies(row: Mapping[str, Any]) -> list[str]:
-  return [
+def _accuracies(row: Mapping[str, Any], num_test: int) -> list[str]:
+  """Writes 'test accuracy 94.7% (92-97%)', ..., then further figures."""
+  parts = [
     f'{name.removesuffix("/accuracy")} accuracy {format_percent(value)}'
     + _spread(row, name)
+    + (_interval(value, num_test) if name == 'test/accuracy' else '')
     for name, value in row.items()
     if name.endswith('/accuracy')
   ]
+  for figure, title in metrics.FIGURES.items():
+    value = row.get(f'test/{figure}')
+    if value is not None:
+      parts.append(f'test {title} {format_percent(value)}')
+  return parts
+
+
+def _interval(accuracy: float, num_examples: int) -> str:
+  """Writes ' (92-97%)', the 95% interval, if examples are few."""
+  found = metrics.interval_of_few(accuracy, num_examples)
+  if found is None:
+    return ''
+  low, high = (f'{100 * end:.0f}' for end in found)
+  return f' ({low}-{high}%)'
 
 
 def _spread(row: Mapping[str, Any], name: str) -> str:

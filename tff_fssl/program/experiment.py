@@ -18,6 +18,7 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.data import data_hparams
+from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
@@ -39,6 +40,7 @@ from tff_fssl.program import inputs as inputs_lib
 from tff_fssl.program import loggers
 from tff_fssl.program import run_config
 from tff_fssl.program import run_data
+from tff_fssl.program import run_hparams
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
 from tff_fssl.program import warm_start
@@ -48,6 +50,9 @@ from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import sampling
 from tff_fssl.rounds import states
+
+# Classes are uneven if the largest is more than so many times the smallest.
+_UNEVEN = 3
 
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
@@ -173,7 +178,7 @@ class Experiment:
       for client_id in self.data_source.client_ids(config.run.seed, round_num)
     )
     is_known = self.task.data.train.y >= 0
-    num_known = sum(np.count_nonzero(is_known[indices]) for indices in held)
+    num_known = sum(int(is_known[indices].sum()) for indices in held)
     return {metrics_lib.NUM_KNOWN: num_known}
 
   def explain_rejected(self, state: Any, round_num: int) -> list[str]:
@@ -587,14 +592,48 @@ def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
     )
 
 
+def chosen_figures(
+  config: config_lib.Config, test_labels: np.ndarray
+) -> tuple[str, ...]:
+  """Returns the further figures of evaluations: names of `metrics.FIGURES`.
+
+  Args:
+    config: The configuration.
+    test_labels: The classes of the test examples, int [N].
+
+  Returns:
+    Those of `--metrics`, or the balanced accuracy where classes are uneven, and
+    that of `--best_by`.
+  """
+  run = config.run
+  if config.trains_alone:
+    return ()
+  figures = run_hparams.parse_figures(run.metrics)
+  _, counts = np.unique(test_labels, return_counts=True)
+  if not figures and max(counts) > _UNEVEN * min(counts):
+    figures = (metrics_lib.BALANCED_ACCURACY,)
+  selects = run.num_validation and run.best_by in metrics_lib.FIGURES
+  return tuple(dict.fromkeys([*figures, *[run.best_by] * bool(selects)]))
+
+
 def _build_evaluate_fn(
   task: Task, prediction: server_model.Prediction
 ) -> Callable[[Any], Mapping[str, float]]:
   splits = ['test', *(['validation'] if task.config.run.num_validation else [])]
   examples = {split: task.examples(split) for split in splits}
+  figures = chosen_figures(task.config, task.data.test.y)
   evaluate_model = evaluate.build_evaluate_fn(
-    task.model_fn, task.views, prediction=prediction
+    task.model_fn, task.views, prediction=prediction, figures=figures
   )
+  if task.config.run.best_by == metrics_lib.AUROC:
+    names = task.data.class_names
+    counts = np.bincount(examples['validation'].y, minlength=len(names))
+    if missing := [name for name, n in zip(names, counts) if not n]:
+      raise hparams.UsageError(
+        f'--best_by={metrics_lib.AUROC}: no validation example is of'
+        f' {inspection.shown(missing)}, so that it is not defined; raise'
+        ' --num_validation, or select by another figure'
+      )
 
   def evaluate_fn(state: Any) -> Mapping[str, float]:
     model, result = state.global_model_weights, OrderedDict()

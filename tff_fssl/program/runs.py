@@ -77,6 +77,11 @@ class Run:
     return self.flags.get('seed', '')
 
   @property
+  def best_by(self) -> str:
+    """Returns the figure on validation examples that selects a round."""
+    return self.flags.get('best_by', summary.ACCURACY)
+
+  @property
   def is_private(self) -> bool:
     """Says whether the run protects its clients."""
     return self.flags.get('aggregator') in aggregator_hparams.PRIVATE
@@ -470,7 +475,9 @@ def read_status(path: str, warn: Callable[[str], None]) -> Status:
       return otherwise
 
   round_num = attempt(csv_table.last_key, tree.train_csv, None)
-  last, best = attempt(_accuracies, tree.eval_csv, (None, None))
+  by = given.get('best_by', summary.ACCURACY)
+  accuracies = functools.partial(_accuracies, best_by=by)
+  last, best = attempt(accuracies, tree.eval_csv, (None, None))
   total = int(given.get('total_rounds', 0))
   state, holder, started, left = STOPPED, '', None, None
   if output_tree.is_held(path):
@@ -502,7 +509,9 @@ def _seconds(timing_csv: str) -> float | None:
   return float(np.nansum(times)) / len(rows) if rows else None
 
 
-def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
+def _accuracies(
+  eval_csv: str, best_by: str
+) -> tuple[float | None, float | None]:
   """Reads test accuracy: (of the last row, of the row selected)."""
   rows = csv_table.read(eval_csv)[1]
 
@@ -511,7 +520,7 @@ def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
     return value if math.isfinite(value) else None
 
   return accuracy(rows[-1] if rows else None), accuracy(
-    summary.best_round(rows)
+    summary.best_round(rows, best_by)
   )
 
 
