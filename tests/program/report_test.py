@@ -459,6 +459,17 @@ def test_tables_are_those_of_compare(paths, page):
       assert all(cell in page.text for cell in row)
 
 
+def test_further_columns_are_folded(tmp_path):
+  more = {f'test/{name}': 0.5 for name in metrics.FIGURES}
+  path = written_runs.write(tmp_path / 'a', evaluation=more)
+  figures = compare.tables(_groups(path), 12)[0].header[2:]
+  assert len(figures) > 5
+  usual, _, others = _page(path).text.partition(f'All {len(figures)} columns')
+  shown = [title for title in figures if title in usual]
+  assert len(shown) == 5 and 'test AUROC, last round, %' in shown
+  assert all(title in others for title in figures)
+
+
 def test_all_sections_are_there(page):
   for text in (
     'Test accuracy ↑',
