@@ -142,6 +142,7 @@ def test_training_ends_with_the_lines_it_shows(
   )
   results = {}
   for name, line in zip(('last', 'best_validation'), shown):
+    line = re.sub(r' \(.*?\)', '', line)  # The interval.
     number, test, validation = re.findall(r'[\d.]+', line)
     results[name] = {
       'round': int(number),

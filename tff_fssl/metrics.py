@@ -4,9 +4,10 @@ docs/metrics.md, the console, the plots and the tables of `compare.py` are made
 from them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import itertools
+import math
 import re
 from typing import Any
 
@@ -28,6 +29,19 @@ HIGHER, LOWER = 'higher', 'lower'
 ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 
 CLIENTS = 'client_work/train'
+PSEUDO_LABEL_ACCURACY_COLUMN = f'{CLIENTS}/pseudo_label_accuracy'
+NUM_KNOWN = 'pseudo_labels/num_known'
+# Figures of an evaluation besides accuracy and loss -> their titles.
+BALANCED_ACCURACY, MACRO_F1, AUROC = 'balanced_accuracy', 'macro_f1', 'auroc'
+FIGURES = {
+  BALANCED_ACCURACY: 'balanced accuracy',
+  MACRO_F1: 'macro F1',
+  AUROC: 'AUROC',
+}
+# An accuracy of fewer test examples is shown with its interval.
+_MANY_EXAMPLES = 1_000
+# An accuracy of fewer pseudo-labels is shown as a count.
+FEWEST_JUDGED = 30
 
 # Diagrams in the order of drawing. Diagrams of an algorithm's own follow.
 PSEUDO_LABELS = 'Pseudo-label rate'
@@ -39,6 +53,9 @@ LOSS_ON_HELD_OUT = 'Loss on test and validation examples'
 _PANELS = (
   'Test accuracy',
   'Validation accuracy',
+  'Balanced accuracy',
+  'Macro F1',
+  'AUROC',
   LOSS_ON_HELD_OUT,
   PSEUDO_LABELS,
   PSEUDO_LABEL_ACCURACY,
@@ -180,6 +197,74 @@ class Panel:
   lines: tuple[Line, ...]
   is_share: bool
   better: str
+
+
+def accuracy_interval(
+  accuracy: float, num_examples: int
+) -> tuple[float, float]:
+  """Computes Wilson's 95% interval of an accuracy.
+
+  Args:
+    accuracy: The share of correct predictions.
+    num_examples: The number of predictions, at least 1.
+
+  Returns:
+    (low, high).
+
+  Examples:
+    >>> from tff_fssl import metrics
+    >>> low, high = metrics.accuracy_interval(0.9, num_examples=50)
+    >>> print(f'{low:.3f} {high:.3f}')
+    0.786 0.957
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  num_right = round(accuracy * num_examples)
+  test = stats.binomtest(num_right, num_examples)
+  interval = test.proportion_ci(0.95, 'wilson')
+  return float(interval.low), float(interval.high)
+
+
+def interval_of_few(
+  accuracy: float, num_examples: int
+) -> tuple[float, float] | None:
+  """Computes the interval of an accuracy of less than 1,000 examples.
+
+  Args:
+    accuracy: The share of correct predictions, or NaN.
+    num_examples: The number of predictions, or 0 if it is not known.
+
+  Returns:
+    (low, high), or None if there are more examples.
+  """
+  if not 0 < num_examples < _MANY_EXAMPLES or math.isnan(accuracy):
+    return None
+  return accuracy_interval(accuracy, num_examples)
+
+
+def count_judged(
+  get: Callable[[str], Any],
+) -> tuple[Any, Any]:
+  """Counts the pseudo-labels, each once, that an accuracy is of.
+
+  Args:
+    get: Column -> its value in a round, or its values in several, NaN where it
+      has none.
+
+  Returns:
+    (correct, kept): of the examples of known class of the round's clients.
+    NaN in rounds whose number of them is not recorded.
+  """
+  known, correct, wrong = (
+    get(column)
+    for column in (
+      NUM_KNOWN,
+      f'{CLIENTS}/pseudo_label_correct_ratio',
+      f'{CLIENTS}/pseudo_label_wrong_ratio',
+    )
+  )
+  return known * correct, known * (correct + wrong)
 
 
 _DASHES = {'mean': SOLID, 'min': DASHED, 'max': DOTTED}

@@ -63,6 +63,36 @@ def test_abbreviations_are_explained_once():
   assert stream.getvalue().count('PL rate: pseudo-labels trained on') == 1
 
 
+def test_an_accuracy_of_few_pseudo_labels_is_a_count_as_wide():
+  def line(known, right=0.5, wrong=0.25, accuracy=2 / 3):
+    report = _report(
+      pseudo_label_ratio=0.75,
+      pseudo_label_accuracy=accuracy,
+      pseudo_label_correct_ratio=right,
+      pseudo_label_wrong_ratio=wrong,
+    )
+    report.metrics[metrics.NUM_KNOWN] = known
+    return console.round_line(report, _800)
+
+  shown = [line(4), line(20), line(40), line(0, *[math.nan] * 3)]
+  for text, found in zip(('  2/3', '10/15', '66.7%', '  0/0'), shown):
+    assert f'  PL rate 75.0%  PL acc {text}  1 min' in found
+  stream = io.StringIO()
+  view = console.Console('lines', stream)
+  view.begin(0, _800)
+  for known in (40, 4, 4):
+    report = _report(
+      pseudo_label_ratio=0.75,
+      pseudo_label_accuracy=2 / 3,
+      pseudo_label_correct_ratio=0.5,
+      pseudo_label_wrong_ratio=0.25,
+    )
+    report.metrics[metrics.NUM_KNOWN] = known
+    view.round_done(report)
+    assert ('true class is known' in stream.getvalue()) == (known == 4)
+  assert stream.getvalue().count('true class is known') == 1
+
+
 def test_rounds_of_pretraining_are_called_so():
   settings = training_types.Settings(first_round=-11, total_rounds=60)
   line = console.round_line(_report(-4), settings)
@@ -254,6 +284,22 @@ def test_the_summary_says_how_clients_with_own_models_differ():
     '9: test accuracy 50.0% (mean over clients; deviation 12.3%, worst decile'
     ' 20.0%), validation accuracy 61.0%',
   )
+
+
+def test_the_summary_has_an_interval_of_few_examples_and_further_figures():
+  row = {
+    'round': 900,
+    'test/accuracy': 0.947,
+    'validation/accuracy': 0.93,
+  }
+  (line,) = console.table(
+    {'best validation': console.summary_rows({'last': row}, 360)['last round']}
+  ).splitlines()
+  assert '900: test accuracy 94.7% (92-97%), validation accuracy' in line
+  row['test/macro_f1'] = 0.5
+  (text,) = console.summary_rows({'last': row}, 1_000).values()
+  assert text.startswith('900: test accuracy 94.7%, validation accuracy 93.0%')
+  assert text.endswith('93.0%, test macro F1 50.0%')
 
 
 def test_what_is_left_is_of_the_last_rounds(monkeypatch):

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl import runtime
 from tff_fssl.data import clients
 from tff_fssl.data import sources
@@ -121,7 +122,7 @@ def test_natural_clients_with_unknown_and_wrong_labels(
   assert len(partition.wrong_labels) == 24
   experiment = experiment_lib.build_experiment(task, str(tmp_path))
   cohort = experiment.data_source.cohort(config.run.seed, 1)
-  num_wrong = 0
+  num_wrong = num_known = 0
   for client, dataset in enumerate(cohort):
     (element,) = dataset.as_numpy_iterator()
     held = partition.client_labeled[client]
@@ -132,7 +133,9 @@ def test_natural_clients_with_unknown_and_wrong_labels(
     unlabeled = partition.client_unlabeled[client]
     assert len(element['unlabeled']['y']) == len(unlabeled) // 2
     assert np.sum(data.train.y[unlabeled] < 0) > 100
+    num_known += np.sum(element['unlabeled']['y'] >= 0)
   assert num_wrong == 24
+  assert experiment.counts(1) == {metrics.NUM_KNOWN: num_known}
   state = experiment.process.initialize()
   output = experiment.process.next(state, cohort)
   train = output.metrics['client_work']['train']
@@ -175,6 +178,34 @@ def test_cohorts_of_more_clients_than_there_are(monkeypatch):
   config = config_lib.parse_config([*_NATURAL, '--clients_per_round=9'])
   with pytest.raises(hparams.UsageError, match='at most --num_clients=8'):
     experiment_lib.build_task(config)
+
+
+def test_figures_of_evaluations():
+  def chosen(labels, *flags):
+    config = config_lib.parse_config(['--dataset=digits', *flags])
+    return experiment_lib.chosen_figures(config, np.array(labels))
+
+  assert chosen([0, 0, 0, 1]) == ()
+  assert chosen([0, 0, 0, 0, 1]) == ('balanced_accuracy',)
+  assert chosen([0, 0, 0, 0, 1], '--metrics=auroc') == ('auroc',)
+  by = ('--best_by=macro_f1', '--num_validation=50')
+  assert chosen([0, 1], '--metrics=auroc', *by) == ('auroc', 'macro_f1')
+
+
+def test_no_round_is_selected_by_what_is_not_defined(tmp_path):
+  config = config_lib.parse_config(
+    [
+      '--dataset=digits',
+      '--norm=none',
+      '--num_clients=20',
+      '--num_validation=5',
+      '--best_by=auroc',
+    ]
+  )
+  task = experiment_lib.build_task(config)
+  task = dataclasses.replace(task, model_fn=_fragile_model)
+  with pytest.raises(hparams.UsageError, match='--best_by=auroc: no valid'):
+    experiment_lib.build_experiment(task, str(tmp_path))
 
 
 def _compute(*flags, model_fn=_fragile_model):

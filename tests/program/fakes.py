@@ -248,14 +248,14 @@ def settings(**kwargs):
   )
 
 
-def outputs(tree, warn=lambda message: None, keep=2):
+def outputs(tree, warn=lambda message: None, keep=2, best_by=summary.ACCURACY):
   return training.Outputs(
     training.DurableProgramStateManager(
       tree.checkpoints,
       keep_total=keep,
       warn=warn,
       owner=checkpoint.run_owner(config(tree.path)),
-      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv, best_by),
     ),
     csv_table.CsvTable(tree.train_csv),
     csv_table.CsvTable(tree.eval_csv),
@@ -264,6 +264,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
     rows=checkpoint.RowFiles(
       tree.client_rows, checkpoint.run_owner(config(tree.path))
     ),
+    best_by=best_by,
   )
 
 
@@ -280,6 +281,7 @@ def run(
   keep=2,
   options=None,
   source=None,
+  best_by=summary.ACCURACY,
   **changed,
 ):
   """Runs a training program on the fakes; returns its result.
@@ -292,6 +294,7 @@ def run(
     keep: How many checkpoints.
     options: Further arguments of `training.train`.
     source: Of clients; one in which all take part by default.
+    best_by: What selects the best round.
     **changed: Settings.
   """
   folder = str(folder)
@@ -303,7 +306,7 @@ def run(
       process or FakeProcess(),
       source or data_source(),
       settings(**changed),
-      outputs(tree, reporter.say, keep),
+      outputs(tree, reporter.say, keep, best_by),
       evaluate_fn=lambda state: evaluate(state),
       reporter=reporter,
       stop=stop or training_types.StopRequest(),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import written_runs
 
+from tff_fssl import metrics
 from tff_fssl.program import compare
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
@@ -458,6 +459,17 @@ def test_tables_are_those_of_compare(paths, page):
       assert all(cell in page.text for cell in row)
 
 
+def test_further_columns_are_folded(tmp_path):
+  more = {f'test/{name}': 0.5 for name in metrics.FIGURES}
+  path = written_runs.write(tmp_path / 'a', evaluation=more)
+  figures = compare.tables(_groups(path), 12)[0].header[2:]
+  assert len(figures) > 5
+  usual, _, others = _page(path).text.partition(f'All {len(figures)} columns')
+  shown = [title for title in figures if title in usual]
+  assert len(shown) == 5 and 'test AUROC, last round, %' in shown
+  assert all(title in others for title in figures)
+
+
 def test_all_sections_are_there(page):
   for text in (
     'Test accuracy ↑',
@@ -499,6 +511,24 @@ def test_planted_mistakes_are_in_the_box(tmp_path):
   assert 'Looks wrong: 3' in box and box.count('<li>') == 3
   for planted in ('switches this part', 'collapsed', 'may lie'):
     assert planted in box, planted
+
+
+@pytest.mark.parametrize('known, is_shown', [(40, True), (20, False)])
+def test_an_accuracy_of_few_pseudo_labels_is_not_shown(
+  tmp_path, known, is_shown
+):
+  columns = {
+    metrics.NUM_KNOWN: known,
+    f'{_TRAIN}/pseudo_label_correct_ratio': 0.7,
+    f'{_TRAIN}/pseudo_label_wrong_ratio': 0.1,
+  }
+  text = report.page(
+    _groups(written_runs.write(tmp_path / 'a', columns=columns))
+  )
+  assert ('pseudo-label accuracy, %' in text) == is_shown
+  assert ('Pseudo-label accuracy over rounds' in text) == is_shown
+  few = 'only 16 kept pseudo-labels of a round, at most, are of known class'
+  assert (few in text) != is_shown
 
 
 def test_curves_say_their_ends(page):

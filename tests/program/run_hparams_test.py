@@ -11,6 +11,17 @@ def _config(*argv):
   return config.parse_config(argv)
 
 
+def test_figures():
+  assert run_hparams.parse_figures('auroc,macro_f1,auroc') == (
+    'auroc',
+    'macro_f1',
+  )
+  with pytest.raises(UsageError, match="--metrics=auc: 'auc' is none; .*auroc"):
+    _config('--metrics=auc')
+  with pytest.raises(UsageError, match='--best_by=f1: allowed are accuracy, '):
+    _config('--best_by=f1', '--num_validation=50')
+
+
 def test_trackers(monkeypatch):
   assert run_hparams.parse_trackers('') == {}
   assert run_hparams.parse_trackers('mlflow:http://h:1/x,wandb:me/it') == {

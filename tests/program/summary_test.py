@@ -22,6 +22,15 @@ def test_the_first_best_round_counts():
   assert summary.best_round(rows[:1]) is None
 
 
+def test_another_figure_selects():
+  rows = [
+    {'round': '1', 'validation/accuracy': '0.9', 'validation/macro_f1': '0.1'},
+    {'round': '2', 'validation/accuracy': '0.8', 'validation/macro_f1': '0.2'},
+  ]
+  assert summary.best_round(rows, 'macro_f1')['round'] == '2'
+  assert summary.best_round(rows, 'auroc') is None
+
+
 def test_the_summary_of_a_run(tmp_path):
   tree = output_tree.OutputTree(str(written_runs.write(tmp_path / 'run')))
   result = summary.write(tree)

@@ -121,6 +121,42 @@ def test_a_grid(call, folder):
     assert 'holds a sweep of another configuration' in errors
 
 
+@pytest.mark.parametrize(
+  'grid, winner, why',
+  [
+    (('client_epochs=7,5,9',), 1, "has the base configuration's own values"),
+    (('client_epochs=7,9',), 0, 'was given first'),
+    (
+      ('client_epochs=7,9', 'momentum=0.5,0.9'),
+      1,
+      "is nearest to the base configuration's values",
+    ),
+  ],
+)
+def test_ties_are_told(call, grid, winner, why):
+  own = ('--client_epochs=5', '--momentum=0.9')
+  code, output, _ = call(*own, *(f'--grid={text}' for text in grid))
+  assert code == main.DONE
+  words = ' '.join(output.split())
+  assert (
+    f' trials tie for the best validation accuracy; trial {winner} is kept: it'
+    f' {why}.'
+  ) in words
+  assert f'The flags of trial {winner} are in' in words
+
+
+def test_a_single_best_trial_is_no_tie(call):
+  assert ' tie ' not in call(_GRID)[1]
+
+
+def test_another_figure_decides(call, folder):
+  code, output, errors = call(_GRID, '--best_by=macro_f1')
+  # The stand-in reports accuracies alone.
+  assert code == main.FAILED and 'best validation macro F1 wins' in output
+  assert 'it has no validation macro F1' in errors
+  assert 'validation/macro_f1' in _rows(folder)[0]
+
+
 def test_rounds_may_vary(call):
   for _ in range(2):
     code, _, errors = call('--grid=total_rounds=5,10')

@@ -540,6 +540,24 @@ def test_the_summary_selects_on_validation_only(tmp_path):
   assert summary.best_round([{'round': '1', 'test/accuracy': '1'}]) is None
 
 
+def test_the_round_that_is_best_by_another_figure_is_kept(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    fakes,
+    'evaluate',
+    lambda state: {
+      'validation/accuracy': float(state.client_work),
+      'validation/macro_f1': -abs(int(state.client_work) - 2),
+    },
+  )
+  every = {'rounds_per_evaluation': 1, 'rounds_per_checkpoint': 9}
+  for total in (3, 4):  # A resumed run keeps it, too.
+    fakes.run(tmp_path, keep=1, best_by='macro_f1', total_rounds=total, **every)
+    there = checkpoint.versions(str(tmp_path / 'checkpoints'))
+    assert there == [2, total]
+
+
 class _LeftOut(training.Hooks):
   """Hooks that name clients as left out, by round."""
 

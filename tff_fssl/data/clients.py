@@ -305,14 +305,36 @@ def client_examples(
       f'client {client_id}: clients are 0 to {partition.num_clients - 1}'
     )
   labeled = partition.client_labeled[client_id]
+  unlabeled = unlabeled_examples(partition, client_id, round_num, streaming)
+  x, y = data.train.x, data.train.y
+  given = partition.given_labels(y, labeled)
+  return (x[labeled], given), (x[unlabeled], y[unlabeled])
+
+
+def unlabeled_examples(
+  partition: partition_lib.Partition,
+  client_id: int,
+  round_num: int,
+  streaming: Streaming,
+) -> np.ndarray:
+  """Returns the indices of what a client trains on without labels in a round.
+
+  Args:
+    partition: The partition.
+    client_id: In [0, partition.num_clients).
+    round_num: The round, >= 1.
+    streaming: The schedule of the client's unlabelled examples.
+
+  Returns:
+    int64 [N].
+  """
   unlabeled = streaming.part(
     partition.client_unlabeled[client_id], client_id, round_num
   )
   if partition.settings.labeled_also_unlabeled:
+    labeled = partition.client_labeled[client_id]
     unlabeled = np.concatenate([unlabeled, labeled])
-  x, y = data.train.x, data.train.y
-  given = partition.given_labels(y, labeled)
-  return (x[labeled], given), (x[unlabeled], y[unlabeled])
+  return unlabeled
 
 
 def client_test_examples(

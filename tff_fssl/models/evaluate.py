@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from tff_fssl import loops
+from tff_fssl import metrics
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
@@ -23,6 +25,8 @@ Metrics: TypeAlias = 'collections.OrderedDict[str, tf.Tensor]'
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 # (correct predictions, losses), each summed over examples.
 _Sums: TypeAlias = 'tuple[tf.Tensor, tf.Tensor]'
+# Logits of a batch -> what an evaluation keeps of them.
+_Keep: TypeAlias = 'Callable[[tf.Tensor], tf.Tensor]'
 # Examples may be mapped from a file that is larger than the memory.
 _PIECE_BYTES = 2**28
 
@@ -33,6 +37,7 @@ def build_evaluate_fn(
   *,
   prediction: server_model.Prediction = server_model.Prediction(),
   batch_size: int = 256,
+  figures: Sequence[str] = (),
 ) -> EvaluateFn:
   """Builds an evaluation for any number of examples, traced at first use.
 
@@ -42,14 +47,16 @@ def build_evaluate_fn(
     prediction: How the model predicts.
     batch_size: Examples in a batch. Until there are batch norm statistics, the
       moments of the batch are used.
+    figures: Names of `metrics.FIGURES` to compute, too. Not where each client
+      has its own model.
 
   Returns:
     `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...], y
     int [N] and N >= 1. The accuracy is in [0, 1], the loss is the mean
     cross-entropy in nats. `NAME/accuracy` and `NAME/loss` follow for each of
-    `prediction.also`. If each client has its own model (`prediction.member`),
-    the function takes a fourth argument, the exchange's table, and the result
-    is that of `summarize_clients`.
+    `prediction.also`, then each of `figures`. If each client has its own model
+    (`prediction.member`), the function takes a fourth argument, the exchange's
+    table, and the result is that of `summarize_clients`.
 
   Examples:
     >>> import numpy as np
@@ -65,6 +72,52 @@ def build_evaluate_fn(
     >>> print(f'{evaluate_fn(model, test.x, test.y)["loss"]:.3f}')  # log 10
     2.303
   """
+  build = _graph_builder(model_fn, views, prediction, batch_size, figures)
+
+  def fn(
+    model: server_model.ServerModel, x: Any, y: Any, table: Any = ()
+  ) -> collections.OrderedDict[str, float]:
+    model, table = tf.nest.map_structure(
+      tf.convert_to_tensor, (server_model.ServerModel(*model), table)
+    )
+    x, y = np.asarray(x), np.asarray(y)
+    built, num_classes = build(x.shape[1:], x.dtype)
+    if y.size and not 0 <= y.min() <= y.max() < num_classes:
+      raise UsageError(
+        f'labels go from {y.min()} to {y.max()}, but the model has'
+        f' {num_classes} outputs, for labels from 0 to {num_classes - 1}'
+      )
+    kept: list[np.ndarray[Any, Any]] = []
+
+    def evaluate(x: Any, labels: Any) -> Metrics:
+      measured: Metrics
+      measured, outputs = built(model, table, x, labels)
+      kept.extend(output.numpy() for output in outputs)
+      return measured
+
+    # The spread over clients is not a mean over examples.
+    whole = prediction.member is not None
+    size = len(x) if whole else piece_size(x, batch_size)
+    result = mean_over_pieces(evaluate, x, y, size)
+    if figures:
+      result.update(score(figures, y, np.concatenate(kept)))
+    return result
+
+  return fn
+
+
+def _graph_builder(
+  model_fn: adapter.ModelFn,
+  views: augment.Views,
+  prediction: server_model.Prediction,
+  batch_size: int,
+  figures: Sequence[str],
+) -> Callable[[tuple[int, ...], np.dtype[Any]], Any]:
+  """Builds (shape, dtype) of an example -> (graph, number of classes)."""
+  keep = None
+  if figures:
+    # All scores are larger than classes: only AUROC needs them.
+    keep = tf.identity if metrics.AUROC in figures else _most_probable
 
   @functools.cache
   def build(stored_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -80,31 +133,75 @@ def build_evaluate_fn(
       table: Any,
       images: tf.Tensor,
       labels: tf.Tensor,
-    ) -> Metrics:
-      return measure(passes, prediction, model, table, images, labels)
+    ) -> tuple[Metrics, list[tf.Tensor]]:
+      return _measure(passes, prediction, model, table, images, labels, keep)
 
     return evaluate, network.num_outputs
 
-  def fn(
-    model: server_model.ServerModel, x: Any, y: Any, table: Any = ()
-  ) -> collections.OrderedDict[str, float]:
-    model, table = tf.nest.map_structure(
-      tf.convert_to_tensor, (server_model.ServerModel(*model), table)
-    )
-    x, y = np.asarray(x), np.asarray(y)
-    built, num_classes = build(x.shape[1:], x.dtype)
-    if y.size and not 0 <= y.min() <= y.max() < num_classes:
-      raise UsageError(
-        f'labels go from {y.min()} to {y.max()}, but the model has'
-        f' {num_classes} outputs, for labels from 0 to {num_classes - 1}'
-      )
-    evaluate = functools.partial(built, model, table)
-    # The spread over clients is not a mean over examples.
-    whole = prediction.member is not None
-    size = len(x) if whole else piece_size(x, batch_size)
-    return mean_over_pieces(evaluate, x, y, size)
+  return build
 
-  return fn
+
+def _most_probable(logits: tf.Tensor) -> tf.Tensor:
+  return tf.argmax(logits, -1, tf.int32)
+
+
+def score(
+  figures: Sequence[str], labels: np.ndarray, outputs: np.ndarray
+) -> dict[str, float]:
+  """Computes figures by scikit-learn's definitions.
+
+  Args:
+    figures: Names of `metrics.FIGURES`.
+    labels: The true classes, int [N], in [0, C).
+    outputs: Logits, float32 [N, C], or, without AUROC, predicted classes, int32
+      [N].
+
+  Returns:
+    Name -> figure, in [0, 1]. AUROC is NaN if a class has no example, or a
+    logit is not finite.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.models import evaluate
+    >>> labels, classes = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
+    >>> for name, value in evaluate.score(
+    ...   ('balanced_accuracy', 'macro_f1'), labels, classes
+    ... ).items():
+    ...   print(f'{name} {value:.3f}')
+    balanced_accuracy 0.833
+    macro_f1 0.733
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from sklearn import metrics as of_sklearn
+
+  classes = outputs.argmax(1) if outputs.ndim == 2 else outputs
+  functions: dict[str, Callable[[], float]] = {
+    # The mean recall over the classes that there are.
+    metrics.BALANCED_ACCURACY: lambda: of_sklearn.recall_score(
+      labels, classes, labels=np.unique(labels), average='macro'
+    ),
+    metrics.MACRO_F1: lambda: of_sklearn.f1_score(
+      labels, classes, average='macro', zero_division=0
+    ),
+    metrics.AUROC: lambda: _auroc(labels, outputs),
+  }
+  return {name: float(functions[name]()) for name in figures}
+
+
+def _auroc(labels: np.ndarray, logits: np.ndarray) -> float:
+  """Computes the area under the ROC curve, or NaN if it is not defined."""
+  # Slow to import. pylint: disable=import-outside-toplevel
+  from scipy import special
+  from sklearn import metrics as of_sklearn
+
+  num_classes = logits.shape[1]
+  if len(np.unique(labels)) < num_classes or not np.isfinite(logits).all():
+    return math.nan
+  # In float32, many probabilities would be equal.
+  probs = special.softmax(logits.astype(np.float64), 1)
+  if num_classes == 2:
+    return float(of_sklearn.roc_auc_score(labels, probs[:, 1]))
+  return float(of_sklearn.roc_auc_score(labels, probs, multi_class='ovr'))
 
 
 def build_logits_fn(
@@ -157,9 +254,23 @@ def measure(
     labels: int32 [N].
 
   Returns:
-    The metrics of `build_evaluate_fn`.
+    The metrics of `build_evaluate_fn`, without `figures`.
   """
+  return _measure(passes, prediction, model, table, images, labels)[0]
+
+
+def _measure(
+  passes: Passes,
+  prediction: server_model.Prediction,
+  model: server_model.ServerModel,
+  table: Any,
+  images: tf.Tensor,
+  labels: tf.Tensor,
+  keep: _Keep | None = None,
+) -> tuple[Metrics, list[tf.Tensor]]:
+  """(the metrics, what `keep` keeps of the model's outputs)."""
   result: Metrics = collections.OrderedDict()
+  kept: list[tf.Tensor] = []
   ways = {'': prediction, **prediction.also}
   if prediction.member is not None:
     member = functools.partial(prediction.member, model, table)
@@ -168,15 +279,17 @@ def measure(
     del ways['']
   for name, way in ways.items():
     prefix = f'{name}/' if name else ''
-    accuracy, loss = passes.measure(
+    accuracy, loss, *outputs = passes.measure(
       way.weights(model),
       functools.partial(way.logits, passes.network, model),
       images,
       labels,
+      None if name else keep,
     )
+    kept += outputs
     result[f'{prefix}accuracy'] = accuracy
     result[f'{prefix}loss'] = loss
-  return result
+  return result, kept
 
 
 def mean_over_pieces(
@@ -230,23 +343,37 @@ class Passes:
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
     images: tf.Tensor,
     labels: tf.Tensor,
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Measures (accuracy, mean cross-entropy) of the network with `weights`."""
+    keep: _Keep | None = None,
+  ) -> tuple[tf.Tensor, ...]:
+    """Measures (accuracy, mean cross-entropy) of the network with `weights`.
+
+    With `keep`, what it returns of a batch's logits follows, for all examples.
+    """
     self.network.assign(weights)
-
-    def add(_: tf.Tensor, rows: slice, sums: _Sums) -> _Sums:
-      is_correct, losses = self._batch(logits_fn, images[rows], labels[rows])
-      correct, loss = sums
-      correct += tf.reduce_sum(tf.cast(is_correct, tf.float32))
-      return correct, loss + tf.reduce_sum(losses)
-
-    zeros = (tf.constant(0.0), tf.constant(0.0))
     size = tf.shape(images)[0]
-    correct, loss = loops.fold_batches(
-      add, zeros, size=size, batch_size=self._batch_size
+    num_batches = loops.num_batches(size, self._batch_size)
+
+    def add(index: tf.Tensor, rows: slice, sums: Any) -> Any:
+      logits = logits_fn(self._views.plain(images[rows]))
+      is_correct, losses = _judge(logits, labels[rows])
+      correct, loss, *kept = sums
+      correct += tf.reduce_sum(tf.cast(is_correct, tf.float32))
+      if keep is not None:
+        kept = [kept[0].write(index, keep(logits))]
+      return correct, loss + tf.reduce_sum(losses), *kept
+
+    initial: tuple[Any, ...] = (tf.constant(0.0), tf.constant(0.0))
+    if keep is not None:
+      of_none = keep(tf.zeros([0, self.network.num_outputs]))
+      kept = tf.TensorArray(
+        of_none.dtype, num_batches, element_shape=[None, *of_none.shape[1:]]
+      )
+      initial = (*initial, kept)
+    correct, loss, *arrays = loops.fold_batches(
+      add, initial, size=size, batch_size=self._batch_size
     )
     count = tf.cast(size, tf.float32)
-    return correct / count, loss / count
+    return correct / count, loss / count, *(a.concat() for a in arrays)
 
   def count_correct(
     self,
@@ -274,7 +401,8 @@ class Passes:
     self.network.assign(weights)
 
     def add(_: tf.Tensor, rows: slice, sums: _Sums) -> _Sums:
-      is_correct, losses = self._batch(logits_fn, images[rows], labels[rows])
+      logits = logits_fn(self._views.plain(images[rows]))
+      is_correct, losses = _judge(logits, labels[rows])
       correct, loss = sums
       # -1 is no class of `one_hot`.
       classes = tf.where(is_correct, labels[rows], -1)
@@ -290,19 +418,6 @@ class Passes:
       (tf.zeros([num_classes], tf.int64), tf.constant(0.0)),
       size=tf.shape(images)[0],
       batch_size=self._batch_size,
-    )
-
-  def _batch(
-    self,
-    logits_fn: Callable[[tf.Tensor], tf.Tensor],
-    images: tf.Tensor,
-    labels: tf.Tensor,
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    """(whether each example of a batch is correct, its loss)."""
-    logits = logits_fn(self._views.plain(images))
-    return (
-      tf.equal(tf.argmax(logits, -1, tf.int32), labels),
-      tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
     )
 
   def measure_clients(
@@ -325,6 +440,14 @@ class Passes:
 
     results = loops.fold(measure, results, end=num_clients)
     return summarize_clients(*tf.unstack(results.stack(), axis=1))
+
+
+def _judge(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """(whether each example of a batch is correct, its loss)."""
+  return (
+    tf.equal(tf.argmax(logits, -1, tf.int32), labels),
+    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
+  )
 
 
 def summarize_clients(accuracies: tf.Tensor, losses: tf.Tensor) -> Metrics:

@@ -67,6 +67,7 @@ _LABEL_WIDTH, _SPACE = 34, 2
 _USUAL = (
   'test, last round',
   'test, best-validation round',
+  *(f'test {title}, last round' for title in metrics.FIGURES.values()),
   'deviation over clients',
   'worst decile of clients',
   'pseudo-label',
@@ -200,6 +201,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
       lambda run: 100 * best_validation(run, last_round),
       1,
     ),
+    *_figures(last_round),
     # Where each client has its own model.
     ('deviation over clients, %', percent('_deviation'), 1),
     ('worst decile of clients, %', percent('_worst_decile'), 1),
@@ -267,10 +269,16 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
     # In the order of the words, each once.
     chosen = list(dict.fromkeys(sum(map(containing, words), [])))
   else:
-    chosen = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
+    chosen = usual_columns(results)
     while len(chosen) > 1 and not _fits(results.select([0, 1, *chosen])):
       chosen.pop()
   return results.select([0, 1, *chosen])
+
+
+def usual_columns(results: Table) -> list[int]:
+  """Returns the indices of the columns that most readers want, ascending."""
+  titles = results.header
+  return [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
 
 
 def _fits(table: Table) -> bool:
@@ -357,6 +365,14 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
       f'runs are of different data: {inspection.shown(other_data)}; differences'
       ' in accuracy may come from that'
     )
+  for group in groups:
+    judged = [run.num_judged for run in group.runs]
+    if few := [number for number in judged if number < metrics.FEWEST_JUDGED]:
+      found.append(
+        f'the pseudo-label accuracy of {group.label} is not shown: only'
+        f' {max(few):.0f} kept pseudo-labels of a round, at most, are of known'
+        ' class'
+      )
   unpaired: dict[str, list[str]] = {}
   for group in groups[1:]:
     for ours, theirs in _match_seeds(groups[0], group):
@@ -449,6 +465,24 @@ def find_differences(
   return result
 
 
+def _figures(
+  last_round: int,
+) -> list[tuple[str, Callable[[runs_lib.Run], float], int]]:
+  """Makes the columns of `--metrics`."""
+
+  def last(figure: str) -> Callable[[runs_lib.Run], float]:
+    return lambda run: 100 * at(run, f'test/{figure}', last_round)
+
+  def best(figure: str) -> Callable[[runs_lib.Run], float]:
+    return lambda run: 100 * best_validation(run, last_round, figure)
+
+  return [
+    (f'test {title}, {when} round, %', fn(figure), 1)
+    for figure, title in metrics.FIGURES.items()
+    for when, fn in (('last', last), ('best-validation', best))
+  ]
+
+
 def _declared(
   last_round: int,
 ) -> list[tuple[str, Callable[[runs_lib.Run], float], int]]:
@@ -476,18 +510,20 @@ def at(run: runs_lib.Run, column: str, round_num: int) -> float:
 
 
 def best_round(run: runs_lib.Run, last_round: int) -> int | None:
-  """Returns the first round with the largest validation accuracy, if any."""
-  rounds, values = run.curve(summary.VALIDATION_ACCURACY)
+  """Returns the first round that is best on validation examples, if any."""
+  rounds, values = run.curve(summary.selecting(run.best_by))
   before = rounds <= last_round
   if not before.any():
     return None
   return int(rounds[before][np.argmax(values[before])])
 
 
-def best_validation(run: runs_lib.Run, last_round: int) -> float:
-  """Returns test accuracy where validation accuracy is largest first."""
+def best_validation(
+  run: runs_lib.Run, last_round: int, figure: str = summary.ACCURACY
+) -> float:
+  """Returns a figure on test examples in the best round on validation ones."""
   best = best_round(run, last_round)
-  return math.nan if best is None else at(run, TEST_ACCURACY, best)
+  return math.nan if best is None else at(run, f'test/{figure}', best)
 
 
 def late_mean(run: runs_lib.Run, column: str, last_round: int) -> float:

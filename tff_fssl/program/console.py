@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -31,10 +32,15 @@ _TRAIN = metrics.CLIENTS
 _LONG_SECS = 3.0
 _LONG_WAIT_SECS = 10.0
 
-# Explains two figures of a round's line, which are too long for it.
-_PSEUDO_LABELS = (
-  'PL rate: pseudo-labels trained on; PL acc: those of them that are correct'
-)
+# Explains figures of a round's line, which are too long for it -> those.
+_ABBREVIATIONS = {
+  'PL rate: pseudo-labels trained on; PL acc: those of them that are correct': (
+    'PL '
+  ),
+  'PL acc 2/3: 2 are correct, of only 3 whose true class is known': (
+    r'PL acc +\d+/'
+  ),
+}
 
 _TOO_FEW = 'participation/too_few_clients'
 # Clients whose updates did not count.
@@ -186,10 +192,8 @@ def figures(report: training_types.RoundReport) -> list[str]:
   for label, members in metrics.figures(catalogue.all_metrics()).items():
     for column, metric in members.items():
       value = float(report.metrics.get(column, math.nan))
-      if math.isfinite(value):
-        # Columns of one label are alternatives: the first that is known.
-        is_share = metric.unit == metrics.SHARE
-        text = format_percent(value) if is_share else _format_loss(value)
+      # Columns of one label are alternatives: the first that is known.
+      if text := _format_figure(report, column, metric, value):
         parts.append(f'{label} {text}')
         break
   if report.is_bad:
@@ -200,6 +204,38 @@ def figures(report: training_types.RoundReport) -> list[str]:
       if count:
         parts.append(f'{count} {label}')
   return parts
+
+
+def _format_figure(
+  report: training_types.RoundReport,
+  column: str,
+  metric: metrics.Metric,
+  value: float,
+) -> str:
+  """Writes a figure, or '' if it is not known."""
+  if column == metrics.PSEUDO_LABEL_ACCURACY_COLUMN:
+    if counted := _count_pseudo_labels(report):
+      return counted
+  if not math.isfinite(value):
+    return ''
+  is_share = metric.unit == metrics.SHARE
+  return format_percent(value) if is_share else _format_loss(value)
+
+
+def _count_pseudo_labels(report: training_types.RoundReport) -> str:
+  """Writes ' 2/3', as wide as a percentage, or '' if enough are known."""
+
+  def get(column: str) -> float:
+    return float(report.metrics.get(column, math.nan))
+
+  correct, kept = metrics.count_judged(get)
+  if kept >= metrics.FEWEST_JUDGED or math.isnan(get(metrics.NUM_KNOWN)):
+    return ''
+  if math.isnan(get(f'{_TRAIN}/pseudo_label_ratio')):
+    return ''  # No clients have trained.
+  if math.isnan(kept):
+    correct = kept = 0.0  # Of no client of the round is a class known.
+  return f'{f"{correct:.0f}/{kept:.0f}":>5}'
 
 
 def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
@@ -292,7 +328,8 @@ class Console:
       progress = 'bar' if self._stream.isatty() else 'lines'
     self._shown = progress
     self._bar: tqdm.tqdm | None = None
-    self._has_explained = self._has_evaluated = False
+    self._explained = set[str]()
+    self._has_evaluated = False
     self._settings: training_types.Settings | None = None
     # Seconds of the last rounds, without the first, which also compiles.
     self._seconds: collections.deque[float] = collections.deque(maxlen=20)
@@ -349,11 +386,12 @@ class Console:
     settings = self._settings
     if settings is None or self._shown == 'none':
       return
-    if not self._has_explained and any(
-      figure.startswith('PL ') for figure in figures(report)
-    ):
-      self.say(_PSEUDO_LABELS)
-      self._has_explained = True
+    for about, pattern in _ABBREVIATIONS.items():
+      if about not in self._explained and any(
+        re.match(pattern, figure) for figure in figures(report)
+      ):
+        self.say(about)
+        self._explained.add(about)
     if self._bar is not None:
       evaluated = evaluation_figures(report.evaluation)
       if evaluated or report.is_bad:
@@ -409,27 +447,48 @@ def _columns() -> int:
 
 
 def summary_rows(
-  summary: Mapping[str, Any],
+  summary: Mapping[str, Any], num_test: int = 0
 ) -> dict[str, str]:
-  """Writes the lines of the closing summary, from `summary.json`."""
+  """Writes the lines of the closing summary.
+
+  Args:
+    summary: The content of `summary.json`.
+    num_test: The number of test examples, or 0 for no intervals.
+
+  Returns:
+    Label -> text.
+  """
   rows = {}
   last, best = summary.get('last'), summary.get('best_validation')
-  if last:
-    rows['last round'] = f'{last["round"]}: ' + ', '.join(_accuracies(last))
-  if best:
-    rows['best validation'] = f'{best["round"]}: ' + ', '.join(
-      _accuracies(best)
-    )
+  for name, row in (('last round', last), ('best validation', best)):
+    if row:
+      rows[name] = f'{row["round"]}: {", ".join(_accuracies(row, num_test))}'
   return rows
 
 
-def _accuracies(row: Mapping[str, Any]) -> list[str]:
-  return [
+def _accuracies(row: Mapping[str, Any], num_test: int) -> list[str]:
+  """Writes 'test accuracy 94.7% (92-97%)', ..., then further figures."""
+  parts = [
     f'{name.removesuffix("/accuracy")} accuracy {format_percent(value)}'
     + _spread(row, name)
+    + (_interval(value, num_test) if name == 'test/accuracy' else '')
     for name, value in row.items()
     if name.endswith('/accuracy')
   ]
+  for figure, title in metrics.FIGURES.items():
+    value = row.get(f'test/{figure}')
+    if value is not None:
+      parts.append(f'test {title} {format_percent(value)}')
+  return parts
+
+
+def _interval(accuracy: float, num_examples: int) -> str:
+  """Writes ' (92-97%)', the 95% interval, if examples are few."""
+  found = metrics.interval_of_few(accuracy, num_examples)
+  if found is None:
+    return ''
+  low, high = (f'{100 * end:.0f}' for end in found)
+  return f' ({low}-{high}%)'
 
 
 def _spread(row: Mapping[str, Any], name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tff_fssl import durable
 from tff_fssl import hparams
+from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
@@ -65,8 +66,14 @@ class EvaluateHparams:
   )  # fmt: skip
   round: str = hparam(
     LAST,
-    'The checkpoint of a run. last: the last complete one; best: the one with'
-    ' the best validation accuracy; or the number of a round.',
+    'The checkpoint of a run. last: the last complete one; best: the one that'
+    " is best on validation examples (the run's --best_by); or the number of a"
+    ' round.',
+  )
+  metrics: str = hparam(
+    '',
+    'Further figures, as for train; if empty, those of the run.',
+    when=lambda own: not (own.federated or own.local_models),
   )
   data_dir: str = hparam(
     '', "The data's folder, as for train; if empty, the run's own setting."
@@ -130,6 +137,7 @@ class EvaluateHparams:
 
   def __post_init__(self):
     hparams.validate(self)
+    run_hparams.parse_figures(self.metrics)
     if self.round not in (LAST, BEST) and not re.fullmatch(
       r'0|-?[1-9]\d{0,8}', self.round, re.ASCII
     ):
@@ -359,24 +367,38 @@ def _evaluate_loaded(
   if settings.local_models:
     return _evaluate_local_models(loaded, settings)
   task, prediction = loaded.task, loaded.prediction
-  held = task.examples(settings.examples)
+  # pylint: disable-next=import-outside-toplevel
+  from tff_fssl.program import experiment
+
+  held, own = task.examples(settings.examples), prediction.member is not None
   if not len(held):
     raise UsageError(
       f'--dataset={task.config.run.dataset}: has no {settings.examples}'
       ' examples; predict takes any data'
     )
+  config = task.config
+  if settings.metrics:
+    run = dataclasses.replace(config.run, metrics=settings.metrics)
+    config = dataclasses.replace(config, run=run)
   evaluate_fn = evaluate_lib.build_evaluate_fn(
     task.model_fn,
     task.views,
     prediction=prediction,
     batch_size=settings.batch_size,
+    figures=experiment.chosen_figures(config, task.data.test.y),
   )
-  table = loaded.table if prediction.member else ()
+  table = loaded.table if own else ()
   result = evaluate_fn(loaded.model, held.x, held.y, table)
   rows = _rows(loaded.name, settings, len(held), result)
+  figures: dict[str, Any] = {'num_examples': len(held), **result}
+  if not own and math.isfinite(result['accuracy']):
+    low, high = metrics_lib.accuracy_interval(result['accuracy'], len(held))
+    figures['accuracy_interval'] = {'low': low, 'high': high}
+    if metrics_lib.interval_of_few(result['accuracy'], len(held)):
+      rows['accuracy'] += f' (95% interval: {low:.4f} to {high:.4f})'
   if task.data.train.kind != data_names.IMAGES:
     rows['data'] = task.data.notes
-  return Evaluation(rows, {'num_examples': len(held), **result})
+  return Evaluation(rows, figures)
 
 
 def _evaluate_local_models(
@@ -554,7 +576,7 @@ def _read_checkpoint(
   wanted = there
   if settings.round != LAST:
     if settings.round == BEST:
-      round_num = summary.best_round_num(tree.eval_csv)
+      round_num = summary.best_round_num(tree.eval_csv, config.run.best_by)
       if round_num is None:
         raise UsageError(
           f'--round={BEST}: {tree.path} has no evaluation on validation data'
@@ -590,7 +612,11 @@ def _rows(
     'examples': f'{count} {settings.examples}',
     # `teacher/accuracy` is that of a further way to predict.
     **{
-      re.sub('[/_]', ' ', name): f'{value:.4f}'
+      metrics_lib.FIGURES.get(name, re.sub('[/_]', ' ', name)): (
+        'not defined: a class has no example, or an output is not finite'
+        if name == metrics_lib.AUROC and math.isnan(value)
+        else f'{value:.4f}'
+      )
       for name, value in result.items()
     },
   }

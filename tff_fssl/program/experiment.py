@@ -12,11 +12,13 @@ from typing import Any, cast
 import numpy as np
 
 from tff_fssl import hparams
+from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.data import data_hparams
+from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
@@ -38,6 +40,7 @@ from tff_fssl.program import inputs as inputs_lib
 from tff_fssl.program import loggers
 from tff_fssl.program import run_config
 from tff_fssl.program import run_data
+from tff_fssl.program import run_hparams
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
 from tff_fssl.program import warm_start
@@ -47,6 +50,9 @@ from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import sampling
 from tff_fssl.rounds import states
+
+# Classes are uneven if the largest is more than so many times the smallest.
+_UNEVEN = 3
 
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
@@ -152,6 +158,30 @@ class Experiment:
       )
     return lines
 
+  def counts(self, round_num: int) -> dict[str, int]:
+    """Counts the unlabelled examples of known class in a round.
+
+    Args:
+      round_num: The number of the round.
+
+    Returns:
+      The column of train.csv. Empty if clients make no pseudo-labels, must stay
+      hidden, or hold no example of known class.
+    """
+    config, partition = self.task.config, self.task.partition
+    hidden = config.is_private or not config.learns_unlabeled
+    if hidden or not partition.class_counts.any():
+      return {}
+    held = (
+      clients.unlabeled_examples(
+        partition, client_id, round_num, config.streaming
+      )
+      for client_id in self.data_source.client_ids(config.run.seed, round_num)
+    )
+    is_known = self.task.data.train.y >= 0
+    num_known = sum(int(is_known[indices].sum()) for indices in held)
+    return {metrics_lib.NUM_KNOWN: num_known}
+
   def explain_rejected(self, state: Any, round_num: int) -> list[str]:
     """Repeats a round's clients until one is rejected.
 
@@ -213,6 +243,10 @@ class ExperimentHooks(training_types.Hooks):
     """Returns the times that the runtime reports, if any."""
     timing = getattr(self._context, 'timing', None)
     return {} if timing is None else dataclasses.asdict(timing)
+
+  def counts(self, round_num: int) -> Mapping[str, int]:
+    """Counts the examples by which pseudo-labels are judged."""
+    return self._experiment.counts(round_num)
 
   def explain_rejected(self, state: Any, round_num: int) -> list[str]:
     """Finds the first client that was rejected, and why."""
@@ -567,14 +601,48 @@ def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
     )
 
 
+def chosen_figures(
+  config: config_lib.Config, test_labels: np.ndarray
+) -> tuple[str, ...]:
+  """Returns the further figures of evaluations: names of `metrics.FIGURES`.
+
+  Args:
+    config: The configuration.
+    test_labels: The classes of the test examples, int [N].
+
+  Returns:
+    Those of `--metrics`, or the balanced accuracy where classes are uneven, and
+    that of `--best_by`.
+  """
+  run = config.run
+  if config.trains_alone:
+    return ()
+  figures = run_hparams.parse_figures(run.metrics)
+  _, counts = np.unique(test_labels, return_counts=True)
+  if not figures and max(counts) > _UNEVEN * min(counts):
+    figures = (metrics_lib.BALANCED_ACCURACY,)
+  selects = run.num_validation and run.best_by in metrics_lib.FIGURES
+  return tuple(dict.fromkeys([*figures, *[run.best_by] * bool(selects)]))
+
+
 def _build_evaluate_fn(
   task: Task, prediction: server_model.Prediction
 ) -> Callable[[Any], Mapping[str, float]]:
   splits = ['test', *(['validation'] if task.config.run.num_validation else [])]
   examples = {split: task.examples(split) for split in splits}
+  figures = chosen_figures(task.config, task.data.test.y)
   evaluate_model = evaluate.build_evaluate_fn(
-    task.model_fn, task.views, prediction=prediction
+    task.model_fn, task.views, prediction=prediction, figures=figures
   )
+  if task.config.run.best_by == metrics_lib.AUROC:
+    names = task.data.class_names
+    counts = np.bincount(examples['validation'].y, minlength=len(names))
+    if missing := [name for name, n in zip(names, counts) if not n]:
+      raise hparams.UsageError(
+        f'--best_by={metrics_lib.AUROC}: no validation example is of'
+        f' {inspection.shown(missing)}, so that it is not defined; raise'
+        ' --num_validation, or select by another figure'
+      )
 
   def evaluate_fn(state: Any) -> Mapping[str, float]:
     model, result = state.global_model_weights, OrderedDict()

@@ -19,6 +19,7 @@ import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
@@ -126,7 +127,7 @@ def render(subject: Subject) -> str:
     network=_strip_folders(config.run.model),
     accuracy=accuracy,
     interval=accuracy is not None
-    and accuracy_interval(accuracy, len(data.test)),
+    and metrics.accuracy_interval(accuracy, len(data.test)),
     percent=console.format_percent,
     rows_of_data=_rows_of_data(subject),
     flags=_flags(config),
@@ -134,27 +135,6 @@ def render(subject: Subject) -> str:
     versions=inputs.installed(_PACKAGES),
   )
   return files.printable(content, lines=True)
-
-
-def accuracy_interval(
-  accuracy: float, num_examples: int
-) -> tuple[float, float]:
-  """Computes Wilson's 95% interval of an accuracy.
-
-  Args:
-    accuracy: The share of correct predictions.
-    num_examples: The number of predictions, at least 1.
-
-  Returns:
-    (low, high).
-  """
-  # SciPy's import takes long.
-  from scipy import stats  # pylint: disable=import-outside-toplevel
-
-  num_right = round(accuracy * num_examples)
-  test = stats.binomtest(num_right, num_examples)
-  interval = test.proportion_ci(0.95, 'wilson')
-  return float(interval.low), float(interval.high)
 
 
 def _escaped(text: Any) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import pictures
@@ -125,7 +126,8 @@ def predict_main(own: PredictHparams, parsed: flags.ParsedFlags) -> None:
   writer.writerow(
     [_ID, _CLASS, _TRUE, _PROBLEM, *(f'p({name})' for name in classes)]
   )
-  counts = dict.fromkeys(('examples', 'unreadable', 'labelled', 'right'), 0)
+  counts = dict.fromkeys(('examples', 'unreadable'), 0)
+  judged: list[tuple[int, int]] = []
   while batch := list(itertools.islice(examples, own.batch_size)):
     found = [example.x for example in batch if example.x is not None]
     rows = iter(model.probabilities(np.stack(found)) if found else ())
@@ -136,25 +138,40 @@ def predict_main(own: PredictHparams, parsed: flags.ParsedFlags) -> None:
         row: list[Any] = ['', example.label, example.problem]
       else:
         p = next(rows)
-        name = classes[int(p.argmax())]
-        counts['labelled'] += bool(example.label)
-        counts['right'] += example.label == name
-        row = [name, example.label, '', *(f'{value:.4f}' for value in p)]
+        predicted = int(p.argmax())
+        if example.label:
+          judged.append((classes.index(example.label), predicted))
+        row = [
+          classes[predicted],
+          example.label,
+          '',
+          *(f'{value:.4f}' for value in p),
+        ]
       writer.writerow([example.name, *row])
   with durable.storage_errors('--output'):
     durable.write_file(own.output, [text.getvalue().encode()])
-  console.show(console.table(_summary(counts, own.output)))
+  console.show(console.table(_summary(counts, judged, own.output)))
 
 
-def _summary(counts: Mapping[str, int], output: str) -> dict[str, str]:
+def _summary(
+  counts: Mapping[str, int], judged: Sequence[tuple[int, int]], output: str
+) -> dict[str, str]:
   rows = {'examples': f'{counts["examples"]:,}', 'written': output}
   if counts['unreadable']:
     rows['unreadable'] = (
       f'{counts["unreadable"]:,}, whose rows say why, and have no class'
     )
-  if counts['labelled']:
-    share = counts['right'] / counts['labelled']
-    rows['accuracy'] = f'{share:.4f}, of {counts["labelled"]:,} with a label'
+  if judged:
+    from tff_fssl.models import evaluate as evaluate_lib  # pylint: disable=C0415
+
+    labels, predicted = np.transpose(judged)
+    share = float(np.mean(labels == predicted))
+    rows['accuracy'] = f'{share:.4f}, of {len(judged):,} with a label'
+    if found := metrics.interval_of_few(share, len(judged)):
+      rows['accuracy'] += f' (95% interval: {found[0]:.4f} to {found[1]:.4f})'
+    figures = (metrics.BALANCED_ACCURACY, metrics.MACRO_F1)
+    for name, value in evaluate_lib.score(figures, labels, predicted).items():
+      rows[metrics.FIGURES[name]] = f'{value:.4f}'
   return rows
 
 

@@ -87,6 +87,8 @@ _BETTER = {
   metrics.HIGHER: ', higher is better',
   metrics.LOWER: ', lower is better',
 }
+# Further columns of the results are shown on demand.
+_MAX_COLUMNS = 5
 # Further groups are counted in the page's title.
 _MAX_TITLES = 3
 _VERSIONS = (
@@ -178,7 +180,7 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   # cohorts see a part of the clients.
   cohorts = run.curve(f'{_TRAIN}/num_clients')[1][-_LAST:]
   seen = min(1.0, cohorts.sum() / partition.num_clients) if len(cohorts) else 1
-  unlabeled = sum(map(len, partition.client_unlabeled))
+  unlabeled = min(sum(map(len, partition.client_unlabeled)), counts.sum())
   number = int(kept.mean() * seen * unlabeled)
   luck = _probability(share, number, chance)
   if predictions.is_below_chance(share, number, counts):
@@ -459,6 +461,7 @@ def page(
     num_runs=len(members),
     doubts=doubts,
     results=tables,
+    usual=_usual(tables[0]) if tables else None,
     results_note=note,
     legend=[
       (style.color, group.label)
@@ -520,6 +523,19 @@ def _results(
   return compare.tables(groups, last), (
     f'Rounds up to {last}; mean ± sample standard deviation over runs.'
   )
+
+
+def _usual(results: compare.Table) -> compare.Table | None:
+  """Returns the most useful columns of the results, or None if it has no more.
+
+  The labels and the numbers of runs come first.
+  """
+  figures = range(2, len(results.header))
+  if len(figures) <= _MAX_COLUMNS:
+    return None
+  usual = compare.usual_columns(results)
+  order = [*usual, *(i for i in figures if i not in usual)]
+  return results.select([0, 1, *sorted(order[:_MAX_COLUMNS])])
 
 
 def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:

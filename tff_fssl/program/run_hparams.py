@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from tff_fssl import hparams
+from tff_fssl import metrics as metrics_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
@@ -329,6 +330,22 @@ class RunHparams:
     'Number of rounds between evaluations. The last round is always evaluated.',
     minimum=1,
   )
+  metrics: str = hparam(
+    '',
+    'Further figures of each evaluation, with commas between them:'
+    " balanced_accuracy, macro_f1, auroc (scikit-learn's; of more than two"
+    ' classes, each against the others). If empty: balanced_accuracy, if the'
+    ' largest class of the test examples has more than three times as many as'
+    ' the smallest.',
+    when=lambda run: not run.trains_alone,
+  )
+  best_by: str = hparam(
+    'accuracy',
+    'The figure on validation examples that selects the best round, which is'
+    ' then also one of --metrics.',
+    choices=('accuracy', *metrics_lib.FIGURES),
+    when=lambda run: run.num_validation and not run.trains_alone,
+  )
   max_bad_rounds: int = hparam(
     3,
     'Stop after this many consecutive rounds without a finite update. Such'
@@ -352,8 +369,8 @@ class RunHparams:
   )
   keep_checkpoints: int = hparam(
     3,
-    'Number of latest checkpoints to keep. The checkpoint of the round with the'
-    ' best validation accuracy is kept as well.',
+    'Number of latest checkpoints to keep. The checkpoint of the round that is'
+    ' best on validation examples is kept as well.',
     minimum=1,
     may_change=True,
   )
@@ -501,6 +518,30 @@ class RunHparams:
 
   def __post_init__(self):
     hparams.validate(self)
+    parse_figures(self.metrics)
+
+
+def parse_figures(text: str) -> tuple[str, ...]:
+  """Parses `--metrics`.
+
+  Args:
+    text: Names of `metrics.FIGURES`, with commas between them, or ''.
+
+  Returns:
+    The names, each once.
+
+  Raises:
+    UsageError: If there is no such figure.
+  """
+  names = tuple(dict.fromkeys(text.split(','))) if text else ()
+  for name in names:
+    if name not in metrics_lib.FIGURES:
+      raise UsageError(
+        f'--metrics={text}: {name!r} is none; allowed are'
+        f' {", ".join(metrics_lib.FIGURES)}, with commas between them'
+        f'{hparams.closest(name, metrics_lib.FIGURES)}'
+      )
+  return names
 
 
 def parse_trackers(text: str) -> dict[str, str]:

@@ -77,6 +77,11 @@ class Run:
     return self.flags.get('seed', '')
 
   @property
+  def best_by(self) -> str:
+    """Returns the figure on validation examples that selects a round."""
+    return self.flags.get('best_by', summary.ACCURACY)
+
+  @property
   def is_private(self) -> bool:
     """Says whether the run protects its clients."""
     return self.flags.get('aggregator') in aggregator_hparams.PRIVATE
@@ -90,7 +95,10 @@ class Run:
     )
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rounds int [N], values float64 [N]) where they are known."""
+    """Returns (rounds int [N], values float64 [N]) where they are known.
+
+    Accuracies of too few pseudo-labels are left out.
+    """
     # The first table that has the column: no column is in two.
     for rows in self.rows:
       try:
@@ -98,10 +106,27 @@ class Run:
       except UsageError as error:
         raise UsageError(f'{self.path}: {error}') from error
       known = np.isfinite(values)
+      if column == metrics.PSEUDO_LABEL_ACCURACY_COLUMN:
+        known &= ~self._judges_few(rows)
       if known.any():
         rounds = csv_table.column(rows, csv_table.KEY)[known]
         return rounds.astype(np.int64), values[known]
     return np.zeros([0], np.int64), np.zeros([0])
+
+  @staticmethod
+  def _judges_few(rows: list[dict[str, str]]) -> np.ndarray:
+    """Tells in which rounds too few are of known class, bool [N]."""
+    _, kept = metrics.count_judged(functools.partial(csv_table.column, rows))
+    # Older runs do not record how many there are.
+    return kept < metrics.FEWEST_JUDGED
+
+  @property
+  def num_judged(self) -> float:
+    """Returns the most judged pseudo-labels of a round, or NaN if not known."""
+    _, kept = metrics.count_judged(
+      functools.partial(csv_table.column, self.rows[0])
+    )
+    return max(kept[np.isfinite(kept)].tolist(), default=math.nan)
 
   def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
     """Sums up the use of bytes or hours: (rounds, used so far)."""
@@ -450,7 +475,9 @@ def read_status(path: str, warn: Callable[[str], None]) -> Status:
       return otherwise
 
   round_num = attempt(csv_table.last_key, tree.train_csv, None)
-  last, best = attempt(_accuracies, tree.eval_csv, (None, None))
+  by = given.get('best_by', summary.ACCURACY)
+  accuracies = functools.partial(_accuracies, best_by=by)
+  last, best = attempt(accuracies, tree.eval_csv, (None, None))
   total = int(given.get('total_rounds', 0))
   state, holder, started, left = STOPPED, '', None, None
   if output_tree.is_held(path):
@@ -482,7 +509,9 @@ def _seconds(timing_csv: str) -> float | None:
   return float(np.nansum(times)) / len(rows) if rows else None
 
 
-def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
+def _accuracies(
+  eval_csv: str, best_by: str
+) -> tuple[float | None, float | None]:
   """Reads test accuracy: (of the last row, of the row selected)."""
   rows = csv_table.read(eval_csv)[1]
 
@@ -491,7 +520,7 @@ def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
     return value if math.isfinite(value) else None
 
   return accuracy(rows[-1] if rows else None), accuracy(
-    summary.best_round(rows)
+    summary.best_round(rows, best_by)
   )
 
 

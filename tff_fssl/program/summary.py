@@ -19,60 +19,73 @@ from tff_fssl.program import csv_table
 from tff_fssl.program import exported
 from tff_fssl.program import output_tree
 
-# Rounds are selected by this column, never by test data.
-VALIDATION_ACCURACY = 'validation/accuracy'
+# Rounds are selected by this figure, or another one, never of test data.
+ACCURACY = 'accuracy'
+VALIDATION_ACCURACY = f'validation/{ACCURACY}'
 _COMPUTE_FORMAT = 'tff_fssl.compute'
 _PREFIXES = ((1e15, 'P'), (1e12, 'T'), (1e9, 'G'), (1e6, 'M'))
 
 
-def best_round(rows: list[dict[str, str]]) -> dict[str, str] | None:
-  """Returns the first row with the largest validation accuracy.
+def selecting(best_by: str) -> str:
+  """Returns the column that `--best_by` selects rounds by."""
+  return f'validation/{best_by}'
+
+
+def best_round(
+  rows: list[dict[str, str]], best_by: str = ACCURACY
+) -> dict[str, str] | None:
+  """Returns the first row with the largest figure on validation examples.
 
   Args:
     rows: Rows of eval.csv.
+    best_by: The figure.
 
   Returns:
     The row, or None if no row has a value.
   """
 
-  def accuracy(row: dict[str, str]) -> float:
-    return csv_table.number(row, VALIDATION_ACCURACY)
+  def figure(row: dict[str, str]) -> float:
+    return csv_table.number(row, selecting(best_by))
 
   # NaN is not larger, so rows without a value are skipped.
-  known = [row for row in rows if accuracy(row) > -math.inf]
-  return max(known, key=accuracy) if known else None
+  known = [row for row in rows if figure(row) > -math.inf]
+  return max(known, key=figure) if known else None
 
 
-def best_round_num(eval_csv: str) -> int | None:
-  """Returns the round with the best validation accuracy, or None.
+def best_round_num(eval_csv: str, best_by: str = ACCURACY) -> int | None:
+  """Returns the round that is best on validation examples, or None.
 
   Args:
     eval_csv: The evaluation table.
+    best_by: The figure.
 
   Returns:
-    The first round with the largest validation accuracy.
+    The first round with its largest value.
 
   Raises:
     UsageError: If the table cannot be read.
   """
-  best = best_round(csv_table.read(eval_csv)[1])
+  best = best_round(csv_table.read(eval_csv)[1], best_by)
   return None if best is None else int(best[csv_table.KEY])
 
 
-def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
+def summarize(
+  tree: output_tree.OutputTree, best_by: str = ACCURACY
+) -> dict[str, Any]:
   """Reads the main results of a run.
 
   Args:
     tree: The run's folder.
+    best_by: The figure on validation examples that selects.
 
   Returns:
     'rounds', the last finished round, 'last', the columns of the last
     evaluation, and 'best_validation', the columns of the first round with the
-    largest validation accuracy, if any. Both include the test accuracy of their
-    round, which selects nothing.
+    largest figure, if any. Both include the test accuracy of their round, which
+    selects nothing.
   """
   _, rows = csv_table.read(tree.eval_csv)
-  best, result = best_round(rows), dict[str, Any]()
+  best, result = best_round(rows, best_by), dict[str, Any]()
   rounds = csv_table.last_key(tree.train_csv)
   if rounds is not None:
     result['rounds'] = rounds
@@ -83,9 +96,11 @@ def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
   return result
 
 
-def write(tree: output_tree.OutputTree) -> dict[str, Any]:
+def write(
+  tree: output_tree.OutputTree, best_by: str = ACCURACY
+) -> dict[str, Any]:
   """Writes `summary.json`, and returns its content."""
-  result = summarize(tree)
+  result = summarize(tree, best_by)
   text = json.dumps(result, indent=2) + '\n'
   durable.write_file(tree.summary_json, [text.encode()])
   return result
@@ -191,7 +206,7 @@ def is_finished(
   except checkpoint.CheckpointError:
     return False
   models = {} if config.trains_alone else {tree.model: last}
-  best = best_round_num(tree.eval_csv)
+  best = best_round_num(tree.eval_csv, config.run.best_by)
   if best is not None and models:
     models[tree.model_best] = best
   return summarize(tree).get('rounds') == last and not any(

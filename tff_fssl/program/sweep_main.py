@@ -41,6 +41,7 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl import lazy
+from tff_fssl import metrics
 from tff_fssl import processes
 from tff_fssl.data import seeds as seeds_lib
 from tff_fssl.hparams import UsageError
@@ -64,10 +65,10 @@ else:
 _USAGE = 'programs/sweep.py --grid=FLAG=VALUE,VALUE [--FLAG=VALUE ...]'
 _ABOUT = (
   'Trains with every combination of some values of flags, or searches by random'
-  ' or TPE search, and chooses the trial with the best validation accuracy, the'
-  ' mean over seeds. Needs --num_validation. All flags of programs/train.py but'
-  ' --restart may be given; they are those of every trial. The same command'
-  ' continues a sweep that was stopped.\n'
+  ' or TPE search, and chooses the trial with the best validation accuracy (or'
+  ' what --best_by names), the mean over seeds. Needs --num_validation. All'
+  ' flags of programs/train.py but --restart may be given; they are those of'
+  ' every trial. The same command continues a sweep that was stopped.\n'
   '--output_dir, on the command line, is the folder of the sweep, whose runs'
   " are in trials/; otherwise it is that of the flagfile's run, followed by"
   ' _sweep. docs/sweeps.md has an example.'
@@ -85,6 +86,8 @@ _NOT_VARIED = {
   'svhn_extra',
   'test_share',
   'seed',
+  'metrics',
+  'best_by',
 }
 COMPLETE, PRUNED, DIVERGED = 'complete', 'pruned', 'diverged'
 FAILED, OPEN = 'failed', 'open'
@@ -200,6 +203,25 @@ class Sweep:
   def study(self) -> str:
     """Returns the journal of the trials."""
     return os.path.join(self.folder, 'study.log')
+
+  @property
+  def column(self) -> str:
+    """Returns the column of eval.csv that trials are compared by."""
+    return summary.selecting(self.config.run.best_by)
+
+  @property
+  def figure(self) -> str:
+    """Names this figure: 'validation accuracy'."""
+    by = self.config.run.best_by
+    return f'validation {metrics.FIGURES.get(by, by)}'
+
+  def num_changed(self, trial: optuna.trial.FrozenTrial) -> int:
+    """Counts a trial's flags that differ from the base configuration."""
+    own = self.config.flags()
+    return sum(
+      hparams.format_value(value) != hparams.format_value(own.get(name, ''))
+      for name, value in values_of(trial).items()
+    )
 
   def run(self, trial: int, seed: int) -> str:
     """Returns the folder of a trial's run with a seed."""
@@ -513,13 +535,51 @@ def state_of(trial: optuna.trial.FrozenTrial) -> str:
 
 
 def _ranked(
-  trials: Mapping[int, optuna.trial.FrozenTrial],
+  sweep: Sweep, trials: Mapping[int, optuna.trial.FrozenTrial]
 ) -> list[tuple[int, optuna.trial.FrozenTrial]]:
-  """Sorts numbered trials: complete ones first, the best ones first."""
+  """Sorts numbered trials: complete ones first, the best ones first.
+
+  Of equal ones, that with the most values of the base configuration comes
+  first, then that given first.
+  """
   states = (*_ENDS, OPEN)
   return sorted(
     trials.items(),
-    key=lambda item: (states.index(state_of(item[1])), -(item[1].value or 0)),
+    key=lambda item: (
+      states.index(state_of(item[1])),
+      -_rounded(item[1]),
+      sweep.num_changed(item[1]),
+      item[0],
+    ),
+  )
+
+
+def _rounded(trial: optuna.trial.FrozenTrial) -> float:
+  # The mean of the same scores in another order may differ in its last digit.
+  return round(trial.value or 0.0, 9)
+
+
+def _describe_tie(
+  sweep: Sweep, ranked: Sequence[tuple[int, optuna.trial.FrozenTrial]]
+) -> str:
+  """Says which of the best trials is kept, or '' if only one is best."""
+  number, best = ranked[0]
+  tied = {
+    n: sweep.num_changed(trial)
+    for n, trial in ranked
+    if state_of(trial) == COMPLETE and _rounded(trial) == _rounded(best)
+  }
+  if len(tied) < 2:
+    return ''
+  least = tied[number]
+  why = "it is nearest to the base configuration's values"
+  if set(tied.values()) == {least}:
+    why = 'it was given first'
+  elif not least:
+    why = "it has the base configuration's own values"
+  return (
+    f'{len(tied)} trials tie for the best {sweep.figure}; trial {number} is'
+    f' kept: {why}.'
   )
 
 
@@ -599,15 +659,16 @@ class Sweeper:
     )
 
   def _best(self, number: int, seed: int) -> float:
-    """Returns the best validation accuracy of a run so far."""
+    """Returns the best figure on validation examples of a run so far."""
     tree = output_tree.OutputTree(self.sweep.run(number, seed))
-    best = summary.best_round(csv_table.read(tree.eval_csv)[1])
+    by = self.sweep.config.run.best_by
+    best = summary.best_round(csv_table.read(tree.eval_csv)[1], by)
     if best is None:
       reason = (
-        f'seed {seed}: it has no validation accuracy; see {tree.path}.log'
+        f'seed {seed}: it has no {self.sweep.figure}; see {tree.path}.log'
       )
       raise _EndedError(FAILED, reason)
-    return csv_table.number(best, summary.VALIDATION_ACCURACY)
+    return csv_table.number(best, self.sweep.column)
 
   async def _train(
     self, trial: optuna.Trial, seed: int, is_first: bool
@@ -669,7 +730,7 @@ class Sweeper:
         continue
       with contextlib.suppress(UsageError):  # The run itself will say so.
         rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
-        values = csv_table.column(rows, summary.VALIDATION_ACCURACY)
+        values = csv_table.column(rows, self.sweep.column)
         for row, value in list(zip(rows, values))[num_reported:]:
           num_reported += 1
           round_num = int(row[csv_table.KEY])
@@ -710,7 +771,7 @@ def _write_csv(
 ) -> None:
   """Writes a row for each trial, or raises `UsageError`."""
   seeds = [f'seed{seed}' for seed in sweep.search.seed_numbers()]
-  about = ['state', 'validation/accuracy', 'standard_deviation', *seeds, 'note']
+  about = ['state', sweep.column, 'standard_deviation', *seeds, 'note']
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
   writer.writerow(['trial', *sweep.spaces, *about])
@@ -762,7 +823,7 @@ def sweep_main(settings: SweepHparams, parsed: flags.ParsedFlags) -> int:
       runs = trials.num_left * len(settings.seed_numbers())
       view.say(
         f'{trials.num_left:,} trials, {runs:,} runs, are to be made in'
-        f' {sweep.folder}. The trial with the best validation accuracy wins'
+        f' {sweep.folder}. The trial with the best {sweep.figure} wins'
         f' ({sweep.config.run.num_validation:,} examples).'
       )
       sweeper = Sweeper(sweep, trials, stop, view.say)
@@ -801,7 +862,7 @@ def _close(
   view: console.Console,
 ) -> int:
   """Writes and shows the results, and returns the exit code."""
-  ranked = _ranked(trials)
+  ranked = _ranked(sweep, trials)
   rows = [
     [
       _text(values_of(trial)),
@@ -816,6 +877,8 @@ def _close(
   console.show(compare.plain_text([compare.Table(header, rows)]), flush=True)
   number, best = ranked[0]
   if best.value is not None:
+    if tie := _describe_tie(sweep, ranked):
+      view.say(f'\n{tie}')
     winner = _write_winner(sweep, number, best)
     pattern = os.path.join(os.path.dirname(sweep.run(number, 0)), '*')
     view.say(
@@ -837,7 +900,7 @@ def _write_winner(
   path = os.path.join(sweep.folder, 'winner.flags')
   about = (
     f'Trial {number} of the sweep in {sweep.folder}, by tff_fssl'
-    f' {tff_fssl.__version__}: the best validation accuracy,'
+    f' {tff_fssl.__version__}: the best {sweep.figure},'
     f' {_accuracy(trial.user_attrs["scores"])} % (seeds {sweep.search.seeds}).'
     f' Chosen by the sweep: {flags.join_arguments(trial.params)}. The other'
     ' flags were given to it.'

@@ -149,7 +149,7 @@ def build_outputs(
       keep_total=run.keep_checkpoints,
       warn=view.say,
       owner=owner,
-      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv, run.best_by),
     ),
     csv_table.CsvTable(tree.train_csv),
     csv_table.CsvTable(tree.eval_csv),
@@ -157,6 +157,7 @@ def build_outputs(
     also,
     csv_table.RoundLines(tree.non_finite_txt),
     checkpoint.RowFiles(tree.client_rows, owner),
+    run.best_by,
   )
 
 
@@ -195,7 +196,7 @@ def export_models(
   except checkpoint.CheckpointError as error:
     view.say(
       f'{tree.model_best} is not written: the checkpoint of round {best}, which'
-      f' has the best validation accuracy, cannot be used ({path}: {error}).'
+      f' is best on validation examples, cannot be used ({path}: {error}).'
     )
     return
   model = warm_start.extract_model(leaves)
@@ -398,7 +399,9 @@ def closing(
   no_model = f'none, since each client has its own, in {tree.checkpoints}'
   return console.table(
     {
-      **console.summary_rows(results),
+      **console.summary_rows(
+        results, 0 if config.trains_alone else config.info.num_test
+      ),
       'metrics': tree.metrics,
       'model': tree.model if has_model else no_model,
       **({'best model': tree.model_best} if has_best else {}),
@@ -656,7 +659,7 @@ def _close(
   tree: output_tree.OutputTree,
 ) -> dict[str, Any]:
   """Writes, shows and returns the results."""
-  results = summary.write(tree)
+  results = summary.write(tree, config.run.best_by)
   view.say('')
   view.say(closing(config, tree, results))
   return results

@@ -320,6 +320,7 @@ class Outputs:
     also: Receives all three (TensorBoard, trackers), if given.
     non_finite: Receives the lines of `Hooks.explain_non_finite`, if given.
     rows: Keeps the rows of `FsslProcess.outside`.
+    best_by: The figure on validation examples that selects the best round.
   """
 
   states: tff.program.ProgramStateManager
@@ -329,6 +330,7 @@ class Outputs:
   also: loggers.Logger | None = None
   non_finite: csv_table.RoundLines | None = None
   rows: checkpoint.RowFiles | None = None
+  best_by: str = summary.ACCURACY
 
   def truncate_after(self, round_num: int) -> int:
     """Removes rows of later rounds, and returns the number of rounds."""
@@ -357,8 +359,8 @@ class Outputs:
       )
 
   def best_round(self) -> int | None:
-    """Returns the round with the best validation accuracy so far, if any."""
-    return summary.best_round_num(self.evaluation.path)
+    """Returns the round that is best on validation examples, if any."""
+    return summary.best_round_num(self.evaluation.path, self.best_by)
 
 
 class TrainingStoppedError(Exception):
@@ -580,6 +582,7 @@ class _Run:
     in_round = self.hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
+    counts = {**counts, **self.hooks.counts(round_num)}
     metrics = {**flatten(output.metrics), **counts}
     is_bad = training_types.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)

@@ -96,7 +96,7 @@ class Hooks:
       begin
       for each round:
         round_context, entered
-          left_out_clients, seconds
+          left_out_clients, seconds, counts
         round_context, left
         explain_non_finite, if clients were not finite
         explain_rejected, in the first round with rejected clients
@@ -131,6 +131,11 @@ class Hooks:
 
   def seconds(self) -> Mapping[str, float]:
     """Returns the seconds of a round's parts: columns `seconds/...`."""
+    return {}
+
+  def counts(self, round_num: int) -> Mapping[str, int]:
+    """Returns further columns of a round's row in train.csv."""
+    del round_num
     return {}
 
   def explain_non_finite(

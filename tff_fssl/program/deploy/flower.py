@@ -35,6 +35,7 @@ from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment as experiment_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import run_hparams
 from tff_fssl.program import train_main
 from tff_fssl.program import training
 from tff_fssl.program import warm_start
@@ -152,6 +153,18 @@ def check(config: config_lib.Config) -> None:
       f'--dataset={config.run.dataset}: has no examples for clients, which tell'
       ' how many one has; give the most, --max_client_examples=1000'
     )
+  _check_evaluation(config)
+
+
+def _check_evaluation(config: config_lib.Config) -> None:
+  """Refuses figures that the server does not measure (`UsageError`)."""
+  run, usual = config.run, run_hparams.RunHparams()
+  for name in ('metrics', 'best_by'):
+    if (given := getattr(run, name)) != getattr(usual, name):
+      raise UsageError(
+        f'--{name}={given}: the server of a federation measures accuracy and'
+        ' loss alone; omit it, and give --metrics to programs/evaluate.py'
+      )
 
 
 def _check_folder(folder: str) -> None:
