@@ -109,8 +109,9 @@ def _draw_settings(draw):
   )
   if kwargs['client_labels'] == names.SPLIT:
     kwargs['labeled_clients'] = 'all'
-  if partition == names.NATURAL:
-    kwargs['num_clients'] = draw(st.sampled_from([0, 1, 6]))
+  if partition in names.OF_OWNERS:
+    if partition == names.NATURAL:
+      kwargs['num_clients'] = draw(st.sampled_from([0, 1, 6]))
     kwargs['client_labels'] = names.OWN
     if kwargs['full_labels']:
       kwargs['num_labels'] = 0
@@ -125,7 +126,7 @@ def _draw_settings(draw):
   return labels, num_classes, kwargs, owners
 
 
-_NAMES = tuple('abcdefg')
+_NAMES = tuple('1234567')
 
 
 @settings(max_examples=80, deadline=None)
@@ -195,7 +196,7 @@ def test_invariants(data):
   if p.settings.labels_split and p.settings.has_rows:
     return  # Exact shares leave some out.
   # Neither the partition nor validation changes which examples are labelled.
-  if p.settings.partition != names.NATURAL:
+  if p.settings.partition not in names.OF_OWNERS:
     plain = build(partition='iid', num_validation=0)
     np.testing.assert_array_equal(plain.labeled, p.labeled)
     np.testing.assert_array_equal(plain.wrong_labels, p.wrong_labels)
@@ -222,6 +223,11 @@ def _check_sizes(p, labels, unknown, owners):
         ]
       )
       assert set(has) == set(mine) - set(elsewhere)
+    return
+  if own.partition in names.OF_OWNERS:
+    taken = np.concatenate([p.server_labeled, p.validation])
+    owned = np.setdiff1d(np.flatnonzero(owners >= 0), taken)
+    assert sizes.sum() + sum(sizes_unknown) == len(owned)
     return
   assert set(sizes_unknown) == {len(unknown) // own.num_clients}
   given = len(p.labeled) if not own.labels_own else 0
@@ -252,7 +258,7 @@ def _check_sizes(p, labels, unknown, owners):
 
 def _shares(p):
   """What clients hold, but for what they got because it is labelled."""
-  has_own = p.settings.labels_own or p.settings.partition == names.NATURAL
+  has_own = p.settings.labels_own or p.settings.partition in names.OF_OWNERS
   all_held = [*p.client_unlabeled, *p.client_test]
   if has_own or not p.settings.full_labels:
     all_held += p.client_labeled * has_own
@@ -268,7 +274,7 @@ def _check_drawn(p, build):
   own, shares = p.settings, _shares(p)
   num_own = own.num_labels * own.num_labeled_clients * own.labels_own
   left_out = own.num_unlabeled + num_own - len(shares)
-  if own.partition == names.NATURAL:
+  if own.partition in names.OF_OWNERS:
     assert left_out == 0
   elif own.partition in (
     names.SHARDS,
@@ -280,7 +286,7 @@ def _check_drawn(p, build):
     # Known and unknown classes have a remainder each.
     assert 0 <= left_out < 2 * own.num_clients
   assert left_out >= 0
-  if own.full_labels or own.partition not in (names.NATURAL, names.SHARDS):
+  if own.full_labels or own.partition not in (*names.OF_OWNERS, names.SHARDS):
     return
   try:
     more = _shares(build(num_unlabeled=own.num_unlabeled + 9, label_noise=0.0))

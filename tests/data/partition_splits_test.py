@@ -490,3 +490,82 @@ def test_clients_of_unequal_sizes(skew, sizes):
     partition_splits.split(
       hidden, dataclasses.replace(settings, num_clients=90)
     )
+
+
+def _merged(num_clients, owners, owner_names=(), **kwargs):
+  settings = partition_settings.PartitionSettings(
+    2, num_clients, 2, **{'partition': 'continuous', **kwargs}
+  )
+  return partition_splits.merge_owners(
+    owners, owner_names, np.zeros(len(owners), np.int32), settings
+  )
+
+
+def test_groups_are_of_whole_owners():
+  owners = np.array([*range(7)] * 3 + [-1])
+  merged = _merged(3, owners, partition='grouped')
+  assert merged[-1] == -1
+  of_owner = merged[:-1].reshape(3, 7)
+  assert (of_owner == of_owner[0]).all()
+  assert sorted(np.bincount(of_owner[0])) == [2, 2, 3]
+  other = _merged(3, owners, partition='grouped', seed=1)
+  assert not np.array_equal(merged, other)
+
+
+def test_clients_follow_numbers_as_strictly_as_wanted():
+  owners = np.random.default_rng(0).integers(0, 100, 3000)
+  ages = [str(age / 2) for age in range(100)]
+  means = {}
+  for strictness in (1.0, 0.5, 0.0):
+    merged = _merged(3, owners, ages, strictness=strictness)
+    assert np.bincount(merged).tolist() == [1000] * 3
+    means[strictness] = [owners[merged == c].mean() for c in range(3)]
+  strict = _merged(3, owners, ages)
+  bounds = [
+    (owners[strict == c].min(), owners[strict == c].max()) for c in range(3)
+  ]
+  assert bounds[0][1] <= bounds[1][0] and bounds[1][1] <= bounds[2][0]
+  spread = [m[2] - m[0] for m in means.values()]
+  assert spread[0] > spread[1] > 10 and abs(spread[2]) < 5
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    ((2, None), 'does not record owners'),
+    ((4, np.array([0, 1, 2, 0]), 'grouped'), 'has 3 owners of 4 examples'),
+    ((2, np.array([0, 1]), 'continuous', ('a', '1')), "'a', are finite"),
+    ((2, np.array([0, 1]), 'continuous', ('1', 'inf')), 'are finite numbers'),
+  ],
+)
+def test_owners_that_make_no_clients_are_refused(arguments, words):
+  num_clients, owners, *more = arguments
+  settings = partition_settings.PartitionSettings(
+    2, num_clients, 2, partition=more[0] if more else 'grouped'
+  )
+  labels = np.zeros(4 if owners is None else len(owners), np.int32)
+  with pytest.raises(UsageError, match=words):
+    partition_splits.merge_owners(owners, *more[1:] or [()], labels, settings)
+
+
+def test_groups_hold_their_own_examples_in_a_partition():
+  owners = np.repeat(np.arange(6), 10)
+  p = partition_draw.build_partition(
+    np.arange(60) % 2,
+    partition_settings.PartitionSettings(
+      2,
+      2,
+      4,
+      scenario='labels_at_clients',
+      client_labels='own',
+      partition='grouped',
+    ),
+    owners,
+    tuple('abcdef'),
+  )
+  held = [
+    {*owners[own].tolist(), *owners[others].tolist()}
+    for own, others in zip(p.client_labeled, p.client_unlabeled)
+  ]
+  assert not held[0] & held[1] and len(held[0]) == len(held[1]) == 3
+  assert p.client_names == ()

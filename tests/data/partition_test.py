@@ -162,7 +162,7 @@ def _iid(num_clients):
 @pytest.mark.parametrize('num_clients', [3, 120, 1_500])
 def test_plot(tmp_path, num_clients):
   p = _iid(num_clients)
-  partition_lib.plot(p, tmp_path / 'partition.png')
+  partition_lib.plot([p], tmp_path / 'partition.png')
   assert (tmp_path / 'partition.png').read_bytes()[:4] == b'\x89PNG'
 
 
@@ -175,7 +175,7 @@ def test_many_clients_are_drawn_by_means():
 
 
 def test_the_title_counts_all_examples():
-  title = partition_lib.make_figure(_iid(3)).get_suptitle()
+  title = partition_lib.make_figure([_iid(3)]).subfigs[0].get_suptitle()
   assert title == (
     'IID, 3 clients, each with 0 labelled and 663 unlabelled examples\n'
     '10 labelled at the server, 0 for validation, seed 0'
@@ -190,7 +190,7 @@ def test_the_picture_names_clients_and_what_is_unknown():
     np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, -1]),
     ('north', '$outh'),
   )
-  figure = partition_lib.make_figure(p, ('ill', 'well'))
+  figure = partition_lib.make_figure([p], ('ill', 'well')).subfigs[0]
   heat = figure.axes[0]
   text_of = lambda labels: [label.get_text() for label in labels]
   assert text_of(heat.get_yticklabels()) == ['north', '$outh']

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from matplotlib import image
 import numpy as np
 import pytest
 
@@ -80,15 +81,27 @@ def test_compares_and_reads_runs(call, tmp_path):
   assert 'none: everybody holds the same' in output
 
 
+def test_partitions_stand_side_by_side(call, tmp_path):
+  shapes = []
+  for count in (1, 3):
+    files = [str(tmp_path / 'a.json')] * count
+    if count == 1:
+      call(*_DIGITS, f'--output={files[0]}')
+    picture = tmp_path / f'{count}.png'
+    code, output, _ = call(*files, f'--plot={picture}')
+    assert code == main.DONE and output.count('unevenness') == count
+    shapes.append(image.imread(picture).shape)
+  assert shapes[1][:2] == (shapes[0][0], 3 * shapes[0][1])
+
+
 @pytest.mark.parametrize(
   'arguments, words',
   [
-    (('a', 'b', 'c'), "'c': give at most 2 names"),
+    (tuple('abcdefg'), "'g': give at most 6 names"),
     (('missing.json',), 'missing.json: it does not exist'),
     (('{folder}',), 'partition.json: it does not exist'),
-    (('{file}', '--alpha=0.3'), '--alpha: has no effect on a partition'),
-    (('{file}', '--output=x'), '--output: has no effect on a partition'),
-    (('{file}', '{file}', '--plot=x'), '--plot: has no effect on two'),
+    (('{file}', '--alpha=0.3'), '--alpha: has no effect on partitions'),
+    (('{file}', '--output=x'), '--output: has no effect on partitions'),
     (('{text}',), 'not a partition of tff_fssl'),
     (('{pipe}',), 'not a regular file'),
     ((*_DIGITS, '--output={folder}'), 'is a folder; give the name of a file'),

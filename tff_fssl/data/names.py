@@ -47,9 +47,13 @@ PAIRS = 'pairs'
 CLASSES = 'classes'
 SIZES = 'sizes'
 NATURAL = 'natural'
+GROUPED = 'grouped'
+CONTINUOUS = 'continuous'
+# Those in which clients have examples by their owners in the data.
+OF_OWNERS = (NATURAL, GROUPED, CONTINUOUS)
 PARTITIONS = (
   *(IID, DIRICHLET, CLASSES, SIZES),
-  *(FEDMATCH, EXTREME, SHARDS, PAIRS, NATURAL),
+  *(FEDMATCH, EXTREME, SHARDS, PAIRS, *OF_OWNERS),
 )
 # Sizes of the k-th client, from 1, in `sizes`: k, k^2 or e^k parts.
 LINEAR, SQUARE, EXPONENTIAL = 'linear', 'square', 'exponential'

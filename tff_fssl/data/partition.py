@@ -28,6 +28,7 @@ _LATER = {
   'labeled_also_unlabeled': False,
   'classes_per_client': 2,
   'size_skew': names.LINEAR,
+  'strictness': 1.0,
 }
 # The greatest number of ticks on an axis of the plot.
 _MAX_TICKS = 25
@@ -385,21 +386,21 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def plot(
-  partition: Partition,
+  partitions: Sequence[Partition],
   path: str | os.PathLike[str],
   class_names: Sequence[str] = (),
 ) -> None:
-  """Draws a partition into a PNG file.
+  """Draws partitions side by side into a PNG file.
 
   Args:
-    partition: The partition to plot.
+    partitions: The partitions to plot.
     path: The PNG file to write.
     class_names: The name of each class. (): their numbers.
   """
   # pylint: disable-next=import-outside-toplevel
   from matplotlib.backends import backend_agg
 
-  figure = make_figure(partition, class_names)
+  figure = make_figure(partitions, class_names)
   figure.set_dpi(110)
   content = io.BytesIO()
   # `savefig` would draw twice.
@@ -407,15 +408,17 @@ def plot(
   durable.write_file(os.fspath(path), [content.getvalue()])
 
 
-def make_figure(partition: Partition, class_names: Sequence[str] = ()) -> Any:
-  """Draws class counts per client as a heat map, next to the clients' sizes.
+def make_figure(
+  partitions: Sequence[Partition], class_names: Sequence[str] = ()
+) -> Any:
+  """Draws class counts per client as heat maps, next to the clients' sizes.
 
   Examples of unknown class are a column of its own, in shades of gray. With
   more than 1,000 clients, each row is the mean of several clients, as the label
   of the axis tells.
 
   Args:
-    partition: The partition to plot.
+    partitions: The partitions to plot, from left to right.
     class_names: As in `plot`.
 
   Returns:
@@ -424,11 +427,27 @@ def make_figure(partition: Partition, class_names: Sequence[str] = ()) -> Any:
   # Without pyplot, which would choose a GUI for the whole process.
   from matplotlib import figure  # pylint: disable=import-outside-toplevel
 
+  most_clients = max(partition.num_clients for partition in partitions)
+  height = float(np.clip(2.2 + 0.13 * most_clients, 3.6, 16))
+  widths = [
+    float(np.clip(4.5 + 0.25 * partition.settings.num_classes, 7, 13))
+    for partition in partitions
+  ]
+  canvas = figure.Figure(figsize=(sum(widths), height), layout='constrained')
+  parts = canvas.subfigures(
+    1, len(partitions), squeeze=False, width_ratios=widths
+  )
+  for part, partition in zip(parts[0], partitions, strict=True):
+    _draw(part, partition, class_names)
+  return canvas
+
+
+def _draw(
+  canvas: Any, partition: Partition, class_names: Sequence[str]
+) -> None:
+  """Draws one partition."""
   num_clients, num_classes = partition.class_counts.shape
   in_row = -(-num_clients // _MAX_ROWS)
-  height = float(np.clip(2.2 + 0.13 * num_clients, 3.6, 16))
-  width = float(np.clip(4.5 + 0.25 * num_classes, 7, 13))
-  canvas = figure.Figure(figsize=(width, height), layout='constrained')
   heat, sizes = canvas.subplots(
     1, 2, sharey=True, gridspec_kw={'width_ratios': [3, 1]}
   )
@@ -454,7 +473,6 @@ def make_figure(partition: Partition, class_names: Sequence[str] = ()) -> Any:
   _draw_sizes(sizes, partition, in_row)
   canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
   canvas.suptitle(_title(partition), fontsize=10)
-  return canvas
 
 
 def _short(name: str) -> str:

@@ -108,7 +108,12 @@ def build_partition(
   if server is not None and server.all():
     return _without_clients(labels, settings)
   natural = _NONE
-  if settings.partition == names.NATURAL:
+  if settings.partition in (names.GROUPED, names.CONTINUOUS):
+    owners = partition_splits.merge_owners(
+      owners, client_names, labels, settings
+    )
+    client_names = [''] * settings.num_clients
+  if settings.partition in names.OF_OWNERS:
     natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
@@ -128,6 +133,7 @@ def build_partition(
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
   client_names = tuple(client_names[i] for i in natural.tolist())
+  client_names *= any(client_names)
   client_labeled = _label_clients(
     labels, settings, client_names, labeled, unlabeled
   )
@@ -343,7 +349,7 @@ def _labeled_clients(
     return list(range(every))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABELED_CLIENTS)
   order = rng.permutation(every)
-  if settings.labels_own or settings.partition == names.NATURAL:
+  if settings.labels_own or settings.partition in names.OF_OWNERS:
     can_label = num_known >= (settings.num_labels if settings.labels_own else 1)
     order = order[np.argsort(~can_label[order], kind='stable')]
     if can_label.sum() < num and not settings.labels_own:
@@ -466,7 +472,7 @@ def _split_labels(
     return _split_all_labels(shuffled, settings)
   at_server = settings.scenario == names.LABELS_AT_SERVER
   # A natural client cannot get labels of examples that it does not own.
-  is_natural = settings.partition == names.NATURAL and not at_server
+  is_natural = settings.partition in names.OF_OWNERS and not at_server
   takes_own = settings.labels_own or is_natural
   per_class = 0 if takes_own else settings.num_labels // settings.label_classes
   counts = _label_counts(settings, num_holders, per_class)

@@ -47,6 +47,8 @@ class PartitionSettings:
     classes_per_client: The number of a client's classes (`classes`), >= 1.
     size_skew: The growth of clients' sizes (`sizes`), one of
       `names.SIZE_SKEWS`.
+    strictness: How far clients' examples follow the owners' numbers
+      (`continuous`), in [0, 1]. 0: not at all.
     num_validation: The number of validation examples, >= 0.
     num_unlabeled: The number of remaining examples that all clients together
       get besides their labels, before any are held out. At least one for each
@@ -98,6 +100,7 @@ class PartitionSettings:
   shards_per_client: int = 2
   classes_per_client: int = 2
   size_skew: str = names.LINEAR
+  strictness: float = 1.0
   num_validation: int = 0
   num_unlabeled: int = 0
   full_labels: bool = False
@@ -142,6 +145,7 @@ class PartitionSettings:
         )
     for flag, most in (
       ('label_noise', 1),
+      ('strictness', 1),
       ('client_test_fraction', MAX_TEST_FRACTION),
     ):
       share = getattr(self, flag)
@@ -243,13 +247,14 @@ class PartitionSettings:
         ' number'
       )
     if (
-      self.partition == names.NATURAL
+      self.partition in names.OF_OWNERS
       and self.scenario == names.LABELS_AT_CLIENTS
       and not (self.labels_own or self.full_labels)
     ):
       raise UsageError(
-        f'--client_labels={self.client_labels}: with --partition=natural,'
-        ' clients hold only their own examples; set --client_labels=own'
+        f'--client_labels={self.client_labels}: with'
+        f' --partition={self.partition}, clients hold only their own examples;'
+        ' set --client_labels=own'
       )
 
   @property
@@ -285,6 +290,8 @@ class PartitionSettings:
       names.SIZES: f'IID, {self.size_skew} sizes',
       names.PAIRS: f'pairs of clients by Dirichlet({alpha})',
       names.NATURAL: 'natural',
+      names.GROUPED: 'groups of owners',
+      names.CONTINUOUS: f'by numbers, strictness {self.strictness:g}',
     }[self.partition]
 
   @property

@@ -1,5 +1,8 @@
 """Splits of examples over clients, by classes or owners."""
 
+from collections.abc import Sequence
+import contextlib
+
 import numpy as np
 
 from tff_fssl.data import names
@@ -279,19 +282,7 @@ def choose_owners(
     [5]
     [5 7]
   """
-  if owners is None:
-    raise UsageError(
-      '--partition=natural: the data set does not record owners of examples;'
-      ' iid, dirichlet and shards make clients of any data set'
-    )
-  owners = np.asarray(owners)
-  if owners.shape != labels.shape or not np.issubdtype(
-    owners.dtype, np.integer
-  ):
-    raise UsageError(
-      f'owners of {len(labels)} examples must be integers [{len(labels)}], not'
-      f' {owners.dtype} {list(owners.shape)}'
-    )
+  owners = _check_owners(owners, labels, settings)
   present = np.unique(owners[owners >= 0]).astype(np.int64)
   wanted = settings.num_clients or len(present)
   if not 1 <= wanted <= len(present):
@@ -301,6 +292,99 @@ def choose_owners(
     )
   rng = seeds.generator(settings.seed, seeds.Purpose.NATURAL_CLIENTS)
   return np.sort(rng.permutation(present)[:wanted])
+
+
+def merge_owners(
+  owners: np.ndarray | None,
+  owner_names: Sequence[str],
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+) -> np.ndarray:
+  """Makes clients of the owners of examples.
+
+  `grouped`: each client is a group of whole owners, drawn at random, equally
+  many each. `continuous`: the owners' names are numbers. Examples are sorted by
+  `strictness` * z + (1 - `strictness`) * noise, where z is the standardized
+  number and the noise is standard normal, and cut into equal parts
+  (`ContinuousPartitioner` of Flower Datasets).
+
+  Args:
+    owners: int [N], the owner of each example, or negative: of no client.
+    owner_names: Their names.
+    labels: int [N].
+    settings: The number of clients, `strictness` and the seed.
+
+  Returns:
+    int64 [N], the client of each example, or -1.
+
+  Raises:
+    UsageError: If there are no owners, too few, or not called by numbers.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> settings = PartitionSettings(2, 2, 2, partition='continuous')
+    >>> owners, ages = np.array([2, 0, 1, 0]), ['30', '71.5', '50']
+    >>> labels = np.zeros(4, np.int32)
+    >>> partition_splits.merge_owners(owners, ages, labels, settings)
+    array([1, 0, 1, 0])
+  """
+  owners = _check_owners(owners, labels, settings)
+  rng = seeds.generator(settings.seed, seeds.Purpose.NATURAL_CLIENTS)
+  known = np.flatnonzero(owners >= 0)
+  num_clients, present = settings.num_clients, np.unique(owners[known])
+  available = known if settings.partition == names.CONTINUOUS else present
+  if len(available) < num_clients:
+    raise UsageError(
+      f'--num_clients={num_clients} --partition={settings.partition}: the data'
+      f' set has {len(present)} owners of {len(known)} examples; lower'
+      ' --num_clients'
+    )
+  merged = np.full(len(owners), -1)
+  if settings.partition == names.GROUPED:
+    groups = np.array_split(rng.permutation(present), num_clients)
+    for client, group in enumerate(groups):
+      merged[np.isin(owners, group)] = client
+    return merged
+  values = np.full(len(known), np.nan)
+  with contextlib.suppress(ValueError):
+    values = np.array([float(owner_names[i]) for i in owners[known]])
+  if not np.isfinite(values).all():
+    raise UsageError(
+      f'--partition=continuous: not all owners of examples, such as'
+      f' {owner_names[present[0]]!r}, are finite numbers; name a column of'
+      ' numbers, --client_field=COLUMN, or choose grouped'
+    )
+  keys = (values - values.mean()) / (values.std() or 1.0)
+  keys *= settings.strictness
+  keys += (1 - settings.strictness) * rng.standard_normal(len(known))
+  order = known[np.argsort(keys, kind='stable')]
+  for client, part in enumerate(np.array_split(order, num_clients)):
+    merged[part] = client
+  return merged
+
+
+def _check_owners(
+  owners: np.ndarray | None,
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+) -> np.ndarray:
+  """Returns the owners as an array, or raises `UsageError`."""
+  if owners is None:
+    raise UsageError(
+      f'--partition={settings.partition}: the data set does not record owners'
+      ' of examples; iid, dirichlet and shards make clients of any data set'
+    )
+  owners = np.asarray(owners)
+  if owners.shape != labels.shape or not np.issubdtype(
+    owners.dtype, np.integer
+  ):
+    raise UsageError(
+      f'owners of {len(labels)} examples must be integers [{len(labels)}], not'
+      f' {owners.dtype} {list(owners.shape)}'
+    )
+  return owners
 
 
 def split_by_owner(

@@ -266,6 +266,7 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   if run.partition == data_names.NATURAL:
     if not parsed.is_set('num_clients'):
       run = dataclasses.replace(run, num_clients=0)
+  if run.partition in data_names.OF_OWNERS:
     if at_clients and not parsed.is_set('client_labels'):
       run = dataclasses.replace(run, client_labels=data_names.OWN)
   return dataclasses.replace(config, run=run, round=round_hparams)

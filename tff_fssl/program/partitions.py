@@ -23,17 +23,19 @@ from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import run_data
 
-_USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
+_USAGE = 'programs/partition.py [FILE|RUN ...] [--FLAG=VALUE ...]'
 _ABOUT = (
   'Without FILE: draws the partition that programs/train.py draws with the same'
   ' flags, and describes it. All flags of programs/train.py but --restart are'
   ' accepted, so that its flagfiles work. The flags below have an effect.\n'
   'With FILE: describes the partition in a file that --output has written, or'
   ' that of a run (the --output_dir of programs/train.py). With two: also'
-  ' compares them, the first before the slash.'
+  ' compares them, the first before the slash. --plot draws them side by side.'
 )
 _DATA = ('dataset', 'data_dir', 'partition_file')
 Partition = partition_lib.Partition
+# Partitions that fit into a picture.
+_MAX_FILES = 6
 # Names of clients that fit into a few lines.
 _NUM_NAMES = 8
 
@@ -251,7 +253,7 @@ def _drawing_group() -> flags.Group:
   PartitionHparams,
   more=config_lib.groups,
   shown=lambda: [_drawing_group()],
-  most=2,
+  most=_MAX_FILES,
 )
 def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
@@ -268,14 +270,12 @@ def partition_main(
 def _describe_files(
   parsed: flags.ParsedFlags, settings: PartitionHparams
 ) -> None:
-  """Describes one partition, or two and their differences."""
-  allowed = {'plot'} if len(parsed.positional) == 1 else set()
+  """Describes partitions, and the differences of two."""
   # Flags of a flagfile are ignored here: it may serve training, too.
-  typed = sorted(parsed.command_line - allowed)
+  typed = sorted(parsed.command_line - {'plot'})
   if typed:
-    what = 'a partition' if allowed else 'two partitions'
     raise UsageError(
-      f'--{typed[0]}: has no effect on {what} from a file; omit it'
+      f'--{typed[0]}: has no effect on partitions from files; omit it'
     )
   found = []
   for path in map(os.path.normpath, parsed.positional):
@@ -289,8 +289,7 @@ def _describe_files(
   ]
   if len(found) == 2:
     tables.append(compare(*found))
-  else:
-    tables[0] |= _plot(found[0], settings)
+  tables[-1] |= _plot(found, settings)
   console.show('\n\n'.join(map(console.table, tables)))
 
 
@@ -309,17 +308,19 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
     with durable.storage_errors('--output'):
       partition.save_json(settings.output)
     rows['written'] = settings.output
-  drawn = _plot(partition, settings, data.class_names)
+  drawn = _plot([partition], settings, data.class_names)
   console.show(console.table({**rows, **drawn}))
 
 
 def _plot(
-  partition: Any, settings: PartitionHparams, class_names: Sequence[str] = ()
+  partitions: Sequence[Partition],
+  settings: PartitionHparams,
+  class_names: Sequence[str] = (),
 ) -> dict[str, str]:
   """Draws a PNG file, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
   with durable.storage_errors('--plot'):
     durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-    partition_lib.plot(partition, settings.plot, class_names)
+    partition_lib.plot(partitions, settings.plot, class_names)
   return {'drawn': settings.plot}

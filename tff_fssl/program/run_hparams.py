@@ -202,7 +202,8 @@ class RunHparams:
     ' ProtoFSSL, where a client lacks two classes; shards: sorted by class and'
     ' cut (McMahan et al., 2017); pairs: equal IID parts, each divided between'
     ' two clients by Dirichlet(alpha) (SAGE); natural (unless given, for'
-    ' clientdata:PATH): as the data set says. docs/partitions.md shows them.',
+    ' clientdata:PATH): as the data set says; grouped: groups of whole owners;'
+    ' continuous: by owners that are numbers. docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   partition_file: str = hparam(
@@ -273,6 +274,14 @@ class RunHparams:
     ' examples (linear), k^2 (square) or e^k (exponential).',
     choices=data_names.SIZE_SKEWS,
     when=lambda run: run.partition == data_names.SIZES,
+  )
+  strictness: float = hparam(
+    1.0,
+    "How far --partition=continuous follows the owners' numbers: 1: the first"
+    ' client has the least; 0: IID; between, normal noise is mixed in.',
+    minimum=0,
+    maximum=1,
+    when=lambda run: run.partition == data_names.CONTINUOUS,
   )
   streaming_steps: int = hparam(
     1,

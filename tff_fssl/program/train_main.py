@@ -71,7 +71,7 @@ def record_data(task: Any, tree: output_tree.OutputTree) -> None:
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
     partition_lib.plot(
-      task.partition, tree.partition_png, task.data.class_names
+      [task.partition], tree.partition_png, task.data.class_names
     )
 
 
