@@ -668,7 +668,7 @@ def _partition(name: str, groups: Sequence[runs_lib.RunGroup]) -> Section:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
   names = _class_names(groups[0])
-  draw = functools.partial(partition_lib.make_figure, partition, names)
+  draw = functools.partial(partition_lib.make_figure, [partition], names)
   label = f'examples of each class at each client: {rows["partition"]}'
   diagram = _diagram('Classes at clients', draw, name, label)
   return Section(title, [diagram], rows=rows)
