@@ -286,11 +286,15 @@ def read(data: str, model: Model) -> Iterator[Example]:
   if data.endswith('.npz'):
     return _read_arrays(data, model)
   rows = table.read_all(data)
+  classes = model.about['classes']
+  found = table.labels_for(
+    rows,
+    classes,
+    field=model.settings.label_field,
+    features=[column.name for column in _columns(model)],
+  )
   # Words for an unknown class are no labels.
-  labels = [
-    label * (label in model.about['classes'])
-    for label in rows.column(model.settings.label_field or table.LABEL)
-  ]
+  labels = [label * (label in classes) for label in found]
   x = _texts(data, rows, model)
   if model.kind == data_names.VECTORS:
     x = _vectors(data, rows, model)
@@ -374,11 +378,15 @@ def _texts(data: str, rows: table.Table, model: Model) -> Any:
 
 def _vectors(data: str, rows: table.Table, model: Model) -> np.ndarray:
   """Converts the rows of a table to vectors."""
-  learned = model.about.get('prepared', {}).get('columns')
-  if not learned:
+  columns = _columns(model)
+  if not columns:
     raise UsageError(
       f'{data}: the model was trained on vectors, not on a table; give an NPZ'
       ' file with x'
     )
-  columns: Sequence[columns_lib.Column] = columns_lib.parse(learned)
   return columns_lib.encode(columns, rows.cells, data)[:, np.newaxis]
+
+
+def _columns(model: Model) -> Sequence[columns_lib.Column]:
+  """Returns the columns of the table that the model was trained on, or ()."""
+  return columns_lib.parse(model.about.get('prepared', {}).get('columns', ()))

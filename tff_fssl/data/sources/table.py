@@ -24,6 +24,12 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 LABEL, CLIENT, SPLIT = 'label', 'client', 'split'
+# Usual names of a table's columns, in lower case.
+USUAL = {
+  LABEL: ('label', 'class', 'target', 'y', 'diagnosis', 'outcome'),
+  CLIENT: ('client', 'hospital', 'site', 'center', 'centre'),
+  SPLIT: ('split',),
+}
 TRAIN, TEST = 'train', 'test'
 INDEX = '__index_level_'
 # The file's size bounds a field's.
@@ -110,6 +116,38 @@ def read_all(path: str) -> Table:
       cells.append(value.strip())
     table.places.append(place)
   return table
+
+
+def labels_for(
+  table: Table,
+  class_names: Collection[str],
+  *,
+  field: str = '',
+  features: Collection[str] = (),
+) -> list[str]:
+  """Finds the classes of rows, for a model that exists already.
+
+  Args:
+    table: The rows.
+    class_names: The model's classes.
+    field: The column of the classes in training, or '' for one of a usual name.
+    features: The columns that the model takes, which are no classes.
+
+  Returns:
+    The text of each row, [N], or '' if there is no such column. Whole numbers
+    are written as the classes are.
+  """
+  by_case = {name.casefold(): name for name in table.cells}
+  found = [by_case[name] for name in USUAL[LABEL] if name in by_case]
+  free = [n for n in (field, *found) if n in table.cells and n not in features]
+  labels = table.column(free[0] if free else '')
+  # pandas writes whole numbers of a column with gaps as floats.
+  whole = {
+    text: text.partition('.')[0]
+    for text in {*labels}
+    if text not in class_names and _WHOLE.fullmatch(text)
+  }
+  return [whole.get(text, text) for text in labels]
 
 
 def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:

@@ -28,12 +28,6 @@ _X, _Y, _WEAK, _STRONG, _CLASSES = 'x', 'y', 'x_weak', 'x_strong', 'class_names'
 _VECTORS = (_X, _WEAK, _STRONG)
 _COLUMNS = (*_VECTORS, _Y, table.CLIENT, table.SPLIT)
 _TABLES = ('.csv', '.csv.gz', '.tsv', '.csv.zip')
-# Usual names of a table's columns, in lower case.
-_USUAL = {
-  table.LABEL: ('label', 'class', 'target', 'y', 'diagnosis', 'outcome'),
-  table.CLIENT: ('client', 'hospital', 'site', 'center', 'centre'),
-  table.SPLIT: ('split',),
-}
 # Of n training examples, no number is further than sqrt(n - 1) deviations from
 # its mean (Samuelson's inequality).
 MAX_DEVIATIONS = 1e4
@@ -130,9 +124,9 @@ def _find_table(
 ) -> VectorInfo:
   """Reads a table (see `sources.describe`)."""
   cells, places, problems = table.read_all(path)
-  flags = {role: getattr(settings, f'{role}_field') for role in _USUAL}
+  flags = {role: getattr(settings, f'{role}_field') for role in table.USUAL}
   roles, features = columns_lib.choose(
-    list(cells), flags, _USUAL, settings.drop
+    list(cells), flags, table.USUAL, settings.drop
   )
   if table.LABEL not in roles:
     raise UsageError(
@@ -172,7 +166,7 @@ def _find_table(
     example_shape=x.shape[1:],
     uses=frozenset(
       {*data_hparams.WEAK_VECTORS, *data_hparams.STRONG_VECTORS}
-      | {'drop', *(f'{role}_field' for role in _USUAL)}
+      | {'drop', *(f'{role}_field' for role in table.USUAL)}
     ),
   )
   facts['problems'] += (*problems, *found)

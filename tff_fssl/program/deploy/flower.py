@@ -8,7 +8,7 @@ README.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import io
 import json
@@ -26,6 +26,8 @@ from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.data import augment
 from tff_fssl.data import names as data_names
+from tff_fssl.data import sources
+from tff_fssl.data.sources import columns as columns_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
@@ -344,6 +346,8 @@ class _Writer:
       'vocabulary_size': settings.vocabulary_size,
       'max_words': settings.max_words,
       'text_unit': settings.text_unit,
+      'columns': getattr(self.config.info, 'columns', ()),
+      'label_field': settings.label_field,
       'max_examples': self._max_examples(),
       'labeled_also_unlabeled': self.config.run.labeled_also_unlabeled,
       'labels_at_server': self.config.round.scenario
@@ -425,7 +429,7 @@ class _Writer:
       ' serve metrics alone.'
       if at_server
       else 'Clients have the labels.',
-      data_text=_WHAT_DATA[data.train.kind],
+      data_text=_what_data(data, getattr(self.config.info, 'columns', ())),
       class_names=', '.join(data.class_names[:100]),
       num_clients=self.start.experiment.task.partition.num_clients,
       per_round=self.config.run.clients_per_round,
@@ -433,6 +437,19 @@ class _Writer:
       **values,
     )
     self._text(*names, text)
+
+
+def _what_data(
+  data: sources.DataSet, columns: Sequence[columns_lib.Column]
+) -> str:
+  """Says what data a client may have."""
+  if not columns:
+    return _WHAT_DATA[data.train.kind]
+  listed = ', '.join(f'`{column.name}`' for column in columns)
+  return (
+    f'a table (`.csv`, `.tsv`, `.csv.gz`) with the columns {listed}, and for'
+    ' labels `label`, `diagnosis` or the like, empty if not known'
+  )
 
 
 def _own(name: str) -> bytes:

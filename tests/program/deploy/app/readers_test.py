@@ -15,8 +15,14 @@ _ABOUT = {
   'max_words': 5,
   'text_unit': 'words',
   'bit_depth': 16,
-  'unknown_words': ['', '-1', 'unlabeled', 'unknown'],
+  'unknown_words': ['', '-1', 'nan', 'unlabeled', 'unknown'],
+  'columns': [],
+  'label_field': '',
 }
+_COLUMNS = [
+  ['age', 'number', 40.0, True, []],
+  ['sex', 'category', 0, False, ['f']],
+]
 
 
 @pytest.fixture(name='read')
@@ -51,7 +57,7 @@ def test_folders_of_images(read, app, tmp_path):
 
 def test_tables_of_texts(read, app, tmp_path):
   path = tmp_path / 'a.csv'
-  path.write_text('text,label\na b,dog\nc,\n')
+  path.write_text('text;label\na b;dog\nc;\n', encoding='utf-16')
   (x, y), unlabeled = read(path)
   assert x.shape == (1, 5) and x.dtype == np.int32 and y.tolist() == [1]
   assert len(unlabeled) == 1
@@ -63,6 +69,18 @@ def test_tables_of_texts(read, app, tmp_path):
     read(path)
   path.write_text('words\na\n')
   with pytest.raises(app.readers.ReadError, match='column text'):
+    read(path)
+
+
+def test_tables_as_in_training(read, app, tmp_path, monkeypatch):
+  monkeypatch.setitem(_ABOUT, 'columns', _COLUMNS)
+  path = tmp_path / 'a.csv'
+  path.write_text('sex;name;Diagnosis;age\nf;ann;dog;50\nm;bob;NaN;\n')
+  (x, y), unlabeled = read(path)
+  assert x.dtype == np.float32 and x.tolist() == [[[10, 0, 1]]]
+  assert y.tolist() == [1] and unlabeled.tolist() == [[[0, 1, 0]]]
+  path.write_text('sex,label\nf,dog\n')
+  with pytest.raises(Exception, match="no column 'age'"):
     read(path)
 
 

@@ -1,7 +1,6 @@
 """Reads a client's own images, vectors or texts from its disk."""
 
 from collections.abc import Sequence
-import csv
 import importlib
 import json
 import os
@@ -13,6 +12,7 @@ from fssl_app import work
 import numpy as np
 
 UNLABELED = 'unlabeled'
+_TABLES = ('.csv', '.tsv', '.csv.gz', '.csv.zip', '.parquet')
 
 
 class ReadError(Exception):
@@ -25,11 +25,11 @@ def read(
   """Reads examples.
 
   Args:
-    path: A folder with images (CLASS/*.jpg, unlabeled/*.jpg), a file .csv with
-      columns text and label, or a file .npz with arrays x and y, where x are
-      examples as the network's views take them. Labels are names of classes,
-      in an .npz file also their numbers; '', -1, NaN, unlabeled and the like:
-      not known.
+    path: A folder with images (CLASS/*.jpg, unlabeled/*.jpg), a table with
+      columns text and label, or with those that the model takes and label, or
+      a file .npz with arrays x and y, where x are examples as the network's
+      views take them. Labels are names of classes, in an .npz file also their
+      numbers; '', -1, NaN, unlabeled and the like: not known.
     folder: The folder of the program, unless it is in this app.
 
   Returns:
@@ -41,14 +41,14 @@ def read(
   about = json.loads(work.load_program(folder).read('client.json'))
   if os.path.isdir(path):
     x, labels = _read_images(path, about)
-  elif path.endswith('.csv'):
-    x, labels = _read_texts(path, about)
+  elif path.endswith(_TABLES):
+    x, labels = _read_table(path, about)
   elif path.endswith('.npz'):
     x, labels = _read_arrays(path)
   else:
     raise ReadError(
-      f'{path}: is neither a folder of images nor a file .csv or .npz; edit'
-      ' load_client.py to read it'
+      f'{path}: is neither a folder of images nor a file'
+      f' {", ".join(_TABLES)} or .npz; edit load_client.py to read it'
     )
   y = np.array([_class_of(label, about, path) for label in labels], np.int32)
   known = y >= 0
@@ -105,22 +105,32 @@ def _read_arrays(path: str) -> tuple[np.ndarray, list[Any]]:
   return x, y.tolist()
 
 
-def _read_texts(
+def _read_table(
   path: str, about: dict[str, Any]
 ) -> tuple[np.ndarray, Sequence[str]]:
-  """Reads a table, as `--dataset=text:` does."""
-  text_views = _import('text_views', path)
-  with open(path, encoding='utf-8', newline='') as file:
-    rows = list(csv.DictReader(file))
-  if not rows or 'text' not in rows[0]:
-    raise ReadError(f'{path}: must have a column text, and may have label')
-  texts = [
-    ' '.join(filter(None, (row.get('title'), row['text']))) for row in rows
-  ]
-  words = text_views.tokens(
-    texts, about['vocabulary_size'], about['max_words'], about['text_unit']
+  """Reads a table, as `--dataset=text:` and `--dataset=features:` do."""
+  table = _import('sources.table', path)
+  rows = table.read_all(path)
+  columns_lib = _import('sources.columns', path)
+  columns = columns_lib.parse(about['columns'])
+  labels = table.labels_for(
+    rows,
+    about['class_names'],
+    field=about['label_field'],
+    features=[column.name for column in columns],
   )
-  return words.numpy(), [row.get('label') or '' for row in rows]
+  if columns:
+    x = columns_lib.encode(columns, rows.cells, path)
+    return x[:, np.newaxis], labels
+  if 'text' not in rows.cells:
+    raise ReadError(f'{path}: must have a column text, and may have label')
+  words = _import('text_views', path).tokens(
+    _import('sources.text', path).texts_of(rows),
+    about['vocabulary_size'],
+    about['max_words'],
+    about['text_unit'],
+  )
+  return words.numpy(), labels
 
 
 def _import(name: str, path: str) -> Any:
