@@ -28,6 +28,7 @@ _LATER = {
   'labeled_also_unlabeled': False,
   'classes_per_client': 2,
   'size_skew': names.LINEAR,
+  'split_by': names.EXAMPLE,
 }
 # The greatest number of ticks on an axis of the plot.
 _MAX_TICKS = 25

@@ -16,7 +16,9 @@ docs/partitions.md names the sources of the others. The steps:
     step 3 splits the others, in a draw of their own.
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (At the end, their number does not change the
-    labelled examples.) `num_unlabeled` draws so many of the remaining examples
+    labelled examples.) With `split_by=client`, whole owners are drawn before
+    step 1, until they have enough examples of known class; their other examples
+    are not used. `num_unlabeled` draws so many of the remaining examples
     (with `natural`, of the clients' examples). With `own` labels, it also draws
     the examples that step 5 labels. The others are not used. A larger number
     includes the examples of a smaller one.
@@ -56,6 +58,8 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 _NONE = np.zeros(0, np.int64)
+# In place of the label of an example that nobody trains on.
+_UNUSED = -2
 
 
 def build_partition(
@@ -70,7 +74,7 @@ def build_partition(
     labels: int [N], the true classes of the training examples, or
       `names.UNKNOWN_LABEL`.
     settings: All settings, by whose names the steps are described.
-    owners: int [N], the owner of each example, or -1 (`natural`).
+    owners: int [N], the owner of each example, or -1 (`natural`, `split_by`).
     client_names: The names of the owners.
 
   Returns:
@@ -97,23 +101,23 @@ def build_partition(
   labels = np.asarray(labels)
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
+  validation, pool, owners = _hold_out_owners(labels, owners, settings)
   natural = _NONE
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
   shuffled = [
-    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
+    rng.permutation(np.flatnonzero(pool == c)) for c in range(num_classes)
   ]
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   num_holders = settings.num_labeled_clients
   labeled, hidden = _split_labels(shuffled, settings, num_holders or 1)
   num_holders += settings.num_clients * (at_server and settings.full_labels)
-  hidden, validation = _split_validation(
-    hidden, settings.num_validation, settings.seed
-  )
-  unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
+  if not len(validation):
+    hidden, validation = _split_validation(hidden, settings)
+  unknown = np.flatnonzero(pool == names.UNKNOWN_LABEL)
   unlabeled = _split_unlabeled(
     hidden, unknown, settings, num_holders, owners, natural
   )
@@ -513,10 +517,63 @@ def _label_counts(
   return rng.permutation(counts)
 
 
+def _hold_out_owners(
+  labels: np.ndarray,
+  owners: np.ndarray | None,
+  settings: partition_settings.PartitionSettings,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+  """Draws whole owners for validation, if it is split by them.
+
+  Args:
+    labels: int [N].
+    owners: int [N], or None.
+    settings: The number of validation examples, and the seed.
+
+  Returns:
+    The validation examples, int64, ascending; `labels` and `owners`, with
+    `_UNUSED` and -1 for all examples of these owners.
+
+  Raises:
+    UsageError: If there are too few owners. Names the flags.
+  """
+  if not settings.num_validation or settings.split_by != names.CLIENT:
+    return _NONE, labels, owners
+  given = f'--split_by={names.CLIENT}'
+  if owners is None:
+    raise UsageError(
+      f'{given}: the data set does not record the clients of its examples; omit'
+      ' it'
+    )
+  wanted, is_known = settings.num_validation, labels != names.UNKNOWN_LABEL
+  able, sizes = np.unique(owners[is_known & (owners >= 0)], return_counts=True)
+  rng = seeds.generator(settings.seed, seeds.Purpose.VALIDATION_CLIENTS)
+  order = rng.permutation(len(able))
+  ends = np.cumsum(sizes[order])
+  # A client at least is left to train.
+  most = int(ends[-2]) if len(ends) > 1 else 0
+  if wanted > most:
+    raise UsageError(
+      f'--num_validation={wanted} {given}: {len(able)} clients have examples of'
+      f' known class, and all but one of them {most}; set it to at most that'
+    )
+  chosen = able[order[: np.searchsorted(ends, wanted) + 1]]
+  # The last one may have more than are wanted.
+  *whole, last = (np.flatnonzero(is_known & (owners == c)) for c in chosen)
+  missing = wanted - sum(map(len, whole))
+  validation = np.concatenate([*whole, rng.permutation(last)[:missing]])
+  is_held = np.isin(owners, chosen)
+  return (
+    np.sort(validation),
+    np.where(is_held, _UNUSED, labels),
+    np.where(is_held, -1, owners),
+  )
+
+
 def _split_validation(
-  hidden: list[np.ndarray], num_validation: int, seed: int
+  hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
 ) -> tuple[list[np.ndarray], np.ndarray]:
   """Takes validation examples from the ends of the classes."""
+  num_validation, seed = settings.num_validation, settings.seed
   available = sum(len(members) for members in hidden)
   if num_validation > available:
     raise UsageError(

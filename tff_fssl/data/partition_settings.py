@@ -47,6 +47,8 @@ class PartitionSettings:
     size_skew: The growth of clients' sizes (`sizes`), one of
       `names.SIZE_SKEWS`.
     num_validation: The number of validation examples, >= 0.
+    split_by: What validation takes whole, one of `names.SPLIT_UNITS`: with
+      `client`, examples of owners of whom no other example is used.
     num_unlabeled: The number of remaining examples that all clients together
       get besides their labels, before any are held out. At least one for each
       client, or 0 for all. With `full_labels`, these are labelled.
@@ -98,6 +100,7 @@ class PartitionSettings:
   classes_per_client: int = 2
   size_skew: str = names.LINEAR
   num_validation: int = 0
+  split_by: str = names.EXAMPLE
   num_unlabeled: int = 0
   full_labels: bool = False
   labeled_clients: str = names.ALL_CLIENTS
@@ -117,6 +120,7 @@ class PartitionSettings:
       ('alpha_meaning', names.ALPHA_MEANINGS),
       ('class_draws', names.CLASS_DRAWS),
       ('size_skew', names.SIZE_SKEWS),
+      ('split_by', names.SPLIT_UNITS),
     ):
       choice = getattr(self, flag)
       if choice not in allowed:
