@@ -163,6 +163,9 @@ def test_clients_on_both_sides():
   (problem,) = inspection.owner_problems(train, test, True)
   assert problem.text.startswith('1 clients') and '--split_by' in problem.text
   assert not [*inspection.owner_problems(train, test[1:], True)]
+  (problem,) = inspection.owner_problems(train, test, False, 'validation')
+  assert problem.brief == '1 clients in training and validation'
+  assert '--split_by' not in problem.text
 
 
 def test_constant_and_coarse_numbers():

@@ -998,3 +998,54 @@ def test_clients_that_are_elsewhere_get_nothing():
   assert _sizes(p) == [0, 0, 0] and not p.class_counts.any()
   assert (len(p.server_labeled), len(p.validation)) == (4, 2)
   assert p.has_same_examples(partition_lib.Partition.parse_json(p.dump_json()))
+
+
+def _by_client(**settings):
+  """30 clients of 10 examples, a third of unknown class."""
+  labels = np.where(np.arange(300) % 3, np.arange(300) % 2, -1)
+  owners = np.arange(300) % 30
+  owners[::50] = -1
+  partition = partition_draw.build_partition(
+    labels,
+    partition_settings.PartitionSettings(
+      2, **{'num_labels': 20, 'split_by': 'client', **settings}
+    ),
+    owners,
+    [f'c{i}' for i in range(30)],
+  )
+  return partition, labels, owners
+
+
+@pytest.mark.parametrize('split', ['natural', 'iid'])
+def test_validation_of_whole_clients(split):
+  sizes = {'num_clients': 0 if split == 'natural' else 5, 'partition': split}
+  partition, labels, owners = _by_client(num_validation=50, **sizes)
+  partition.check(labels)
+  validated = set(owners[partition.validation].tolist())
+  trained = np.concatenate([partition.labeled, *partition.client_unlabeled])
+  assert len(partition.validation) == 50
+  assert not validated & set(owners[trained].tolist())
+  # No client is held out in vain.
+  _, counts = np.unique(
+    owners[(labels >= 0) & np.isin(owners, list(validated))], return_counts=True
+  )
+  assert counts.sum() - counts.max() < 50 <= counts.sum()
+  if split == 'natural':
+    assert len(partition.client_names) == 30 - len(validated)
+    assert not {f'c{i}' for i in validated} & set(partition.client_names)
+  # Of fewer examples, clients are some of these.
+  fewer, *_ = _by_client(num_validation=20, **sizes)
+  assert set(owners[fewer.validation].tolist()) <= validated
+  # The file says so.
+  again = partition_lib.Partition.parse_json(partition.dump_json())
+  assert again.settings.split_by == 'client'
+
+
+def test_validation_leaves_a_client():
+  with pytest.raises(UsageError, match='^--num_validation=199 .*: 20 clients'):
+    _by_client(num_validation=199, num_clients=0, partition='natural')
+  settings = partition_settings.PartitionSettings(
+    2, 5, 20, num_validation=9, split_by='client'
+  )
+  with pytest.raises(UsageError, match='does not record the clients'):
+    partition_draw.build_partition(np.arange(300) % 2, settings)

@@ -344,3 +344,40 @@ def test_relative_paths_begin_at_the_programs_folder(
   monkeypatch.chdir(tmp_path)
   pickle.loads(loader)()
   assert os.getcwd() == folder
+
+
+def test_validation_of_other_clients(tmp_path):
+  rng = np.random.default_rng(0)
+  lines = ['a,b,label,client,split']
+  for i in range(90):
+    x, y = rng.normal(size=2), i % 2
+    split = 'test' if i >= 80 else 'train'
+    lines.append(f'{x[0]:.3f},{x[1]:.3f},{"xy"[y]},c{i % 8},{split}')
+  path = tmp_path / 'a.csv'
+  path.write_text('\n'.join(lines))
+  flags = (
+    f'--dataset=features:{path}',
+    '--partition=natural',
+    '--num_labels=10',
+    '--clients_per_round=2',
+    '--model=mlp',
+    '--norm=none',
+  )
+
+  def find(*more):
+    config = config_lib.parse_config([*flags, *more])
+    data = sources.load_found(config.info, None)
+    partition = run_data.load_partition(config, data)
+    problems = run_data.find_problems(config, data, partition)
+    return [p.brief for p in problems if 'in training and' in p.brief]
+
+  (testing,) = find()
+  assert testing == '8 clients in training and testing'
+  assert find('--num_validation=12') == [
+    testing,
+    '7 clients in training and validation',
+  ]
+  # The test examples are given.
+  assert find('--num_validation=12', '--split_by=client') == [testing]
+  with pytest.raises(UsageError, match='--split_by=client: the data say'):
+    find('--split_by=client')

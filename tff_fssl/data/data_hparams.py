@@ -87,10 +87,10 @@ class DataHparams:
     when=_read('test_share'),
   )
   split_by: str = hparam(
-    'example',
-    'What --test_share takes whole: each example, or each client (patient,'
-    ' user) of the data, so that no client is on both sides.',
-    choices=('example', 'client'),
+    names.EXAMPLE,
+    'What --test_share and --num_validation take whole: each example, or each'
+    ' client (patient, user) of the data, so that no client is on both sides.',
+    choices=names.SPLIT_UNITS,
     when=_read('split_by'),
   )
   class_words: str = hparam(

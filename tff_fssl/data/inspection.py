@@ -202,26 +202,27 @@ def unknown_problems(words: Mapping[str, int]) -> Iterator[Problem]:
 
 
 def owner_problems(
-  train: np.ndarray, test: np.ndarray, is_drawn: bool
+  train: np.ndarray, held: np.ndarray, is_drawn: bool, held_for: str = 'testing'
 ) -> Iterator[Problem]:
-  """Finds clients with examples for training and for testing.
+  """Finds clients with examples for training and for something else.
 
   Args:
     train: The client of each training example, integers [N], or -1.
-    test: The client of each test example.
-    is_drawn: Whether `--test_share` has drawn the test examples.
+    held: The client of each other example.
+    is_drawn: Whether `--split_by` decides how these are drawn.
+    held_for: What these are for.
 
   Yields:
     A problem, or none.
   """
-  both = np.intersect1d(train[train >= 0], test[test >= 0])
+  both = np.intersect1d(train[train >= 0], held[held >= 0])
   if len(both):
     way = '--split_by=client' if is_drawn else 'a split by client'
     yield Problem(
-      f'{len(both):,} clients have examples for training and for testing: if'
+      f'{len(both):,} clients have examples for training and for {held_for}: if'
       f' examples of one client are alike, accuracy comes from memory; {way}'
-      ' tests on other clients',
-      brief=f'{len(both):,} clients on both sides of the split',
+      ' takes other clients',
+      brief=f'{len(both):,} clients in training and {held_for}',
     )
 
 

@@ -24,6 +24,9 @@ BALANCED = 'balanced'
 OWN = 'own'
 SPLIT = 'split'
 CLIENT_LABELS = (BALANCED, OWN, SPLIT)
+# What a split into training and other examples takes whole.
+EXAMPLE, CLIENT = 'example', 'client'
+SPLIT_UNITS = (EXAMPLE, CLIENT)
 
 # The label of an example whose label is not known.
 UNKNOWN_LABEL = -1

@@ -29,6 +29,7 @@ _LATER = {
   'classes_per_client': 2,
   'size_skew': names.LINEAR,
   'strictness': 1.0,
+  'split_by': names.EXAMPLE,
 }
 # The greatest number of ticks on an axis of the plot.
 _MAX_TICKS = 25

@@ -19,6 +19,8 @@ docs/partitions.md names the sources of the others. The steps:
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (At the end, their number does not change the
     labelled examples.) Where the server has examples, they are some of these.
+    With `split_by=client`, whole owners are drawn before step 1, until they
+    have enough examples of known class; their other examples are not used.
     `num_unlabeled` draws so many of the remaining examples
     (with `natural`, of the clients' examples). With `own` labels, it also draws
     the examples that step 5 labels. The others are not used. A larger number
@@ -60,6 +62,8 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 _NONE = np.zeros(0, np.int64)
+# In place of the label of an example that nobody trains on.
+_UNUSED = -2
 
 
 def build_partition(
@@ -75,7 +79,7 @@ def build_partition(
     labels: int [N], the true classes of the training examples, or
       `names.UNKNOWN_LABEL`.
     settings: All settings, by whose names the steps are described.
-    owners: int [N], the owner of each example, or -1 (`natural`).
+    owners: int [N], the owner of each example, or -1 (`natural`, `split_by`).
     client_names: The names of the owners.
     server: bool [N], the examples that the data put at the server. None: the
       labels of the server are drawn from all examples. All: nobody knows here
@@ -107,6 +111,10 @@ def build_partition(
   _check_labels(labels, num_classes)
   if server is not None and server.all():
     return _without_clients(labels, settings)
+  server = np.zeros(len(labels), bool) if server is None else server
+  validation, pool = _NONE, labels
+  if not server.any():  # Else it validates on its own examples.
+    validation, pool, owners = _hold_out_owners(labels, owners, settings)
   natural = _NONE
   if settings.partition in (names.GROUPED, names.CONTINUOUS):
     owners = partition_splits.merge_owners(
@@ -118,14 +126,15 @@ def build_partition(
     settings = dataclasses.replace(settings, num_clients=len(natural))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
   shuffled = [
-    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
+    rng.permutation(np.flatnonzero(pool == c)) for c in range(num_classes)
   ]
   at_server = settings.scenario == names.LABELS_AT_SERVER
-  server = np.zeros(len(labels), bool) if server is None else server
-  labeled, validation, hidden = _split_known(shuffled, settings, server)
+  labeled, others, hidden = _split_known(
+    shuffled, settings, server, settings.num_validation - len(validation)
+  )
   num_holders = settings.num_labeled_clients
   num_holders += settings.num_clients * (at_server and settings.full_labels)
-  unknown = np.flatnonzero((labels == names.UNKNOWN_LABEL) & ~server)
+  unknown = np.flatnonzero((pool == names.UNKNOWN_LABEL) & ~server)
   unlabeled = _split_unlabeled(
     hidden, unknown, settings, num_holders, owners, natural
   )
@@ -141,7 +150,7 @@ def build_partition(
     labels,
     settings,
     server_labeled=labeled[0] if at_server else _NONE,
-    validation=validation,
+    validation=np.sort(np.concatenate([validation, others])),
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
     client_names=client_names,
@@ -520,6 +529,7 @@ def _split_known(
   shuffled: list[np.ndarray],
   settings: partition_settings.PartitionSettings,
   server: np.ndarray,
+  num_validation: int,
 ) -> tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]:
   """Labels examples, and sets some aside for validation.
 
@@ -527,6 +537,7 @@ def _split_known(
     shuffled: The examples of each class.
     settings: The numbers, and the seed.
     server: bool [N], the examples that the data put at the server.
+    num_validation: The number of validation examples to be found here.
 
   Returns:
     (labelled examples of each holder, those for validation, the rest of each
@@ -542,9 +553,7 @@ def _split_known(
   all_labeled, hidden = _split_labels(hidden, settings, num_holders)
   if server.any():
     return all_labeled, _split_own(own, settings)[1], hidden
-  hidden, validation = _split_validation(
-    hidden, settings.num_validation, settings.seed
-  )
+  hidden, validation = _split_validation(hidden, num_validation, settings.seed)
   return all_labeled, validation, hidden
 
 
@@ -613,6 +622,58 @@ def _label_counts(
     uses[chosen] += 1
   # Successive rows have different classes by construction: shuffle them.
   return rng.permutation(counts)
+
+
+def _hold_out_owners(
+  labels: np.ndarray,
+  owners: np.ndarray | None,
+  settings: partition_settings.PartitionSettings,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+  """Draws whole owners for validation, if it is split by them.
+
+  Args:
+    labels: int [N].
+    owners: int [N], or None.
+    settings: The number of validation examples, and the seed.
+
+  Returns:
+    The validation examples, int64, ascending; `labels` and `owners`, with
+    `_UNUSED` and -1 for all examples of these owners.
+
+  Raises:
+    UsageError: If there are too few owners. Names the flags.
+  """
+  if not settings.num_validation or settings.split_by != names.CLIENT:
+    return _NONE, labels, owners
+  given = f'--split_by={names.CLIENT}'
+  if owners is None:
+    raise UsageError(
+      f'{given}: the data set does not record the clients of its examples; omit'
+      ' it'
+    )
+  wanted, is_known = settings.num_validation, labels != names.UNKNOWN_LABEL
+  able, sizes = np.unique(owners[is_known & (owners >= 0)], return_counts=True)
+  rng = seeds.generator(settings.seed, seeds.Purpose.VALIDATION_CLIENTS)
+  order = rng.permutation(len(able))
+  ends = np.cumsum(sizes[order])
+  # A client at least is left to train.
+  most = int(ends[-2]) if len(ends) > 1 else 0
+  if wanted > most:
+    raise UsageError(
+      f'--num_validation={wanted} {given}: {len(able)} clients have examples of'
+      f' known class, and all but one of them {most}; set it to at most that'
+    )
+  chosen = able[order[: np.searchsorted(ends, wanted) + 1]]
+  # The last one may have more than are wanted.
+  *whole, last = (np.flatnonzero(is_known & (owners == c)) for c in chosen)
+  missing = wanted - sum(map(len, whole))
+  validation = np.concatenate([*whole, rng.permutation(last)[:missing]])
+  is_held = np.isin(owners, chosen)
+  return (
+    np.sort(validation),
+    np.where(is_held, _UNUSED, labels),
+    np.where(is_held, -1, owners),
+  )
 
 
 def _split_validation(

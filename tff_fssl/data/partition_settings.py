@@ -50,6 +50,8 @@ class PartitionSettings:
     strictness: How far clients' examples follow the owners' numbers
       (`continuous`), in [0, 1]. 0: not at all.
     num_validation: The number of validation examples, >= 0.
+    split_by: What validation takes whole, one of `names.SPLIT_UNITS`: with
+      `client`, examples of owners of whom no other example is used.
     num_unlabeled: The number of remaining examples that all clients together
       get besides their labels, before any are held out. At least one for each
       client, or 0 for all. With `full_labels`, these are labelled.
@@ -102,6 +104,7 @@ class PartitionSettings:
   size_skew: str = names.LINEAR
   strictness: float = 1.0
   num_validation: int = 0
+  split_by: str = names.EXAMPLE
   num_unlabeled: int = 0
   full_labels: bool = False
   labeled_clients: str = names.ALL_CLIENTS
@@ -121,6 +124,7 @@ class PartitionSettings:
       ('alpha_meaning', names.ALPHA_MEANINGS),
       ('class_draws', names.CLASS_DRAWS),
       ('size_skew', names.SIZE_SKEWS),
+      ('split_by', names.SPLIT_UNITS),
     ):
       choice = getattr(self, flag)
       if choice not in allowed:

@@ -32,6 +32,7 @@ class Purpose(enum.IntEnum):
   UNLABELED = 32
   LABEL_CLASSES = 33
   LABEL_PARTITION = 34
+  VALIDATION_CLIENTS = 35
   REPORT = 40
   SWEEP = 50
 

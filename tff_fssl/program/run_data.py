@@ -184,7 +184,9 @@ def _check_classes(
 
 
 def find_problems(
-  config: config_lib.Config, data: sources.DataSet
+  config: config_lib.Config,
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
 ) -> list[inspection.Problem]:
   """Finds what `programs/data.py` finds in about a second.
 
@@ -192,6 +194,7 @@ def find_problems(
     config: The configuration. Of a run that protects its clients, only the
       files are looked at, not what is in their examples.
     data: Its data set.
+    partition: Its partition.
 
   Returns:
     The problems.
@@ -202,6 +205,14 @@ def find_problems(
   problems = sources.find_problems(
     config.info, data, inside=not config.is_private, most_bytes=_MOST_BYTES
   )
+  if data.owners is not None and not config.is_private:
+    held = [*partition.client_labeled, *partition.client_unlabeled]
+    problems += inspection.owner_problems(
+      data.owners[np.concatenate([partition.server_labeled, *held])],
+      data.owners[partition.validation],
+      'split_by' in config.info.uses,
+      'validation',
+    )
   if not config.data.accept_findings:
     inspection.refuse_misleading(f'--dataset={config.run.dataset}', problems)
   return problems

@@ -253,7 +253,8 @@ def banner(
     for name in config.entry.run_defaults
     if name in has_effect
   }
-  validation = f', {run.num_validation} for validation'
+  other = ' of other clients' * (config.data.split_by == data_names.CLIENT)
+  validation = f', {run.num_validation}{other} for validation'
   rows = {
     'algorithm': f'{run.algorithm}: {config.entry.summary}',
     'data': f'{data.name}: {len(data.train)} training and {len(data.test)}'
@@ -321,7 +322,7 @@ def _describe_findings(task: Any) -> dict[str, str]:
   # pylint: disable-next=import-outside-toplevel
   from tff_fssl.program import run_data
 
-  problems = run_data.find_problems(task.config, task.data)
+  problems = run_data.find_problems(task.config, task.data, task.partition)
   if not problems:
     return {}
   command = f'{console.command("data")} {task.config.run.dataset}'

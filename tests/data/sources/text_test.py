@@ -221,7 +221,9 @@ def test_a_split_by_client(tmp_path):
   path = _write(tmp_path / 'a.csv', *rows, header='text,label,client')
   info = sources.find(f'text:{path}', '', _SETTINGS)
   assert {'test_share', 'split_by'} <= info.uses
-  assert any('on both sides' in problem.brief for problem in info.problems)
+  assert any(
+    'in training and testing' in problem.brief for problem in info.problems
+  )
   settings = DataHparams(max_words=6, vocabulary_size=512, split_by='client')
   info = sources.find(f'text:{path}', '', settings)
   assert not info.problems and info.num_test % 10 == 0 < info.num_test

@@ -56,7 +56,8 @@ def test_all_kinds_of_files_say_the_same(tmp_path, kind):
   assert (info.num_train, info.num_test, info.num_classes) == (34, 6, 2)
   assert info.example_shape == (3, 3) and info.input_shape == (3,)
   assert (info.num_weak, info.num_strong) == (2, 0)
-  assert info.uses == {'strong_noise', 'strong_dropout'}
+  # The split is given, but validation may take whole clients.
+  assert info.uses == {'strong_noise', 'strong_dropout', 'split_by'}
   data = _load(path)
   train = columns['split'] == 'train'
   x = np.concatenate([columns['x'][:, None], columns['x_weak']], axis=1)

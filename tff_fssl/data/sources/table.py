@@ -382,7 +382,7 @@ def mark(
     UsageError: If a value is not allowed.
   """
   known, words = _known_labels(labels, class_names, settings, unknown)
-  by_client = settings.split_by == 'client'
+  by_client = settings.split_by == names.CLIENT
   in_test = np.zeros(len(labels), bool)
   for i, (label, split, content) in enumerate(zip(known, splits, contents)):
     if split not in ('', TRAIN, TEST):
@@ -413,16 +413,16 @@ def mark(
       f' allowed are {inspection.shown(every)} and nothing'
     )
   owners = _number(clients, client_names)
-  uses = set()
+  uses = {'split_by'} if client_names else set()
   if any(w and w.casefold() in unknown for w in set(labels) - {*class_names}):
     uses.add('class_words')
   if any(label and not split for label, split in zip(known, splits)):
-    uses |= {'test_share', *(['split_by'] if client_names else [])}
+    uses.add('test_share')
   problems = (
     *inspection.unknown_problems(words),
     *inspection.label_problems(every, y[~in_test], y[in_test]),
     *inspection.owner_problems(
-      owners[~in_test], owners[in_test], 'split_by' in uses
+      owners[~in_test], owners[in_test], 'test_share' in uses
     ),
   )
   return Marks(
