@@ -1,12 +1,16 @@
 """Predictions of new files, after the data of training are gone."""
 
 import csv
+import pathlib
+import re
+import shlex
 import shutil
 
 import numpy as np
 from PIL import Image
 import pytest
 
+from tff_fssl.program import data_main
 from tff_fssl.program import main
 from tff_fssl.program import predict_main
 from tff_fssl.program import train_main
@@ -75,20 +79,102 @@ def test_images(here, capsys):
   assert [row['class'] for row in rows] == ['cat']
 
 
-@pytest.mark.slow
-def test_a_table(here, capsys):
+def _draw(path, is_flu):
+  """An image with a bright line, whose place is the class."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pixels = np.random.default_rng(len(str(path))).integers(0, 90, (16, 16))
+  pixels[4 if is_flu else 12] += 150
+  Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def _write_images():
+  root = pathlib.Path('hospitals')
+  for name in ('north', 'south', 'west'):
+    for i in range(10):
+      _draw(root / 'clients' / name / 'unlabeled' / f'{i}.png', i % 2)
+  for split in ('server', 'test'):
+    for i in range(20):
+      _draw(root / split / ('cold', 'flu')[i % 2] / f'{i}.png', i % 2)
+  for i in range(4):
+    _draw(pathlib.Path('new_images') / f'{i}.png', i % 2)
+
+
+def _write_rows(name, new, columns, row_of):
+  """A table of classes 0 and 1 in turn, a third without a label."""
+  names = 'cold', 'flu'
+  rows = [row_of(i % 2) for i in range(180)]
+  ends = [
+    [('north', 'south', 'west')[i % 3], names[i % 2] if i % 3 else '']
+    for i in range(180)
+  ]
+  for path, head, some in (
+    (name, columns, [[*row, *end] for row, end in zip(rows, ends)]),
+    (new, columns[:-2], rows[:4]),
+  ):
+    with open(path, 'w', newline='') as file:
+      csv.writer(file).writerows([head, *some])
+
+
+def _write_table():
   rng = np.random.default_rng(0)
-  lines = ['age,smoker,label']
-  for i in range(200):
-    ill = i % 2
-    age = '' if i % 9 == 0 else int(rng.normal(40 + 30 * ill, 5))
-    lines.append(f'{age},{("no", "yes")[ill]},{("well", "ill")[ill]}')
-  (here / 'a.csv').write_text('\n'.join(lines))
-  _train('--dataset=features:a.csv', '--model=mlp')
-  (here / 'a.csv').unlink()
-  (here / 'new.csv').write_text('smoker,age\nyes,75\nno,35\nnever,\n')
+  _write_rows(
+    'patients.csv',
+    'new_patients.csv',
+    ['age', 'smoker', 'hospital', 'diagnosis'],
+    lambda flu: [int(rng.normal(30 + 40 * flu, 5)), ('no', 'yes')[flu]],
+  )
+
+
+def _write_texts():
+  rng = np.random.default_rng(0)
+  words = 'sneezes pollen spring'.split(), 'cough fever chills'.split()
+  _write_rows(
+    'letters.csv',
+    'new_letters.csv',
+    ['text', 'hospital', 'label'],
+    lambda flu: [' '.join([*words[flu], *rng.choice(list('abcdef'), 3)])],
+  )
+
+
+@pytest.mark.parametrize(
+  'section, write',
+  [
+    ('Images', _write_images),
+    pytest.param('A table', _write_table, marks=pytest.mark.slow),
+    pytest.param('Texts', _write_texts, marks=pytest.mark.slow),
+  ],
+)
+def test_from_folders_of_hospitals_to_predictions(
+  here, capsys, repository, section, write
+):
+  write()
+  page = (repository / 'docs' / 'hospitals.md').read_text()
+  text = page.partition(f'\n## {section}\n')[2].partition('\n## ')[0]
+  commands = re.findall(r'(?m)^    python programs/((?:.*\\\n)*.*)', text)
+  programs = {
+    'data.py': data_main.data_main,
+    'train.py': train_main.train_main,
+    'predict.py': predict_main.predict_main,
+  }
+  assert len(commands) == len(programs)
+  for command in commands:
+    name, *argv = shlex.split(command.replace('\\\n', ''))
+    if name == 'train.py':
+      argv += ['--total_rounds=1', '--num_pretraining_rounds=3']
+    assert main.run(programs[name], argv) == 0, capsys.readouterr()
+  (output,) = here.glob('*s.csv' if section == 'Images' else 't*.csv')
+  with open(output, newline='') as file:
+    found = [row['class'] for row in csv.DictReader(file)]
+  assert found == ['cold', 'flu', 'cold', 'flu']
+
+
+@pytest.mark.slow
+def test_tables_of_other_columns(here, capsys):
+  _write_table()
+  _train('--dataset=features:patients.csv', '--model=mlp')
+  (here / 'new.csv').write_text('smoker,age\nyes,75\nnever,\n')
   rows, text = _predict(capsys, 'run', 'new.csv')
-  assert [row['class'] for row in rows][:2] == ['ill', 'well']
+  assert rows[0]['class'] == 'flu' and len(rows) == 2
   assert rows[0]['example'] == 'line 2' and 'accuracy' not in text
   (here / 'new.csv').write_text('smoker\nyes\n')
   code = main.run(predict_main.predict_main, ['run', 'new.csv'])
@@ -96,20 +182,14 @@ def test_a_table(here, capsys):
 
 
 @pytest.mark.slow
-def test_texts(here, capsys):
-  words = 'ball goal match', 'bank share price'
-  rng = np.random.default_rng(0)
-  rows = [
-    f'{words[i % 2]} {" ".join(rng.choice(list("abcdef"), 3))},{"sm"[i % 2]}'
-    for i in range(160)
-  ]
-  (here / 'a.csv').write_text('\n'.join(['text,label', *rows]))
-  _train('--dataset=text:a.csv', '--model=text_cnn', '--max_words=6')
+def test_labels_of_texts_that_are_not_known_do_not_count(here, capsys):
+  _write_texts()
+  _train('--dataset=text:letters.csv', '--model=text_cnn', '--max_words=6')
   (here / 'new.csv').write_text(
-    'text,label\ngoal match a,s\nbank price,m\nball,nan\n'
+    'text,label\ncough fever a,flu\npollen spring,cold\nfever,nan\n'
   )
   rows, text = _predict(capsys, 'run', 'new.csv')
-  assert [row['class'] for row in rows] == ['s', 'm', 's']
+  assert [row['class'] for row in rows] == ['flu', 'cold', 'flu']
   assert '1.0000, of 2 with a label' in text
 
 

@@ -345,6 +345,7 @@ def duplicate_problems(
   examples: Sequence[np.ndarray],
   labels: Sequence[np.ndarray],
   name: Callable[[int], str],
+  may_repeat: bool = False,
 ) -> Iterator[Problem]:
   """Finds examples that repeat others.
 
@@ -352,10 +353,11 @@ def duplicate_problems(
     examples: [N, ...] for training, [M, ...] for testing, as stored.
     labels: Their labels.
     name: Names an example by its number. Test examples follow from N.
+    may_repeat: Whether different examples may be equal, as rows of a table.
 
   Yields:
     The problems. Training stops where more than a tenth of the test examples
-    are for training, too.
+    are for training, too, unless they may be.
   """
   num_train = len(examples[0])
   hashes = np.concatenate([_hashes(part) for part in examples])
@@ -392,7 +394,9 @@ def duplicate_problems(
       yield Problem(
         f'{more}; {meaning}',
         brief=f'{count:,} {what}',
-        misleads=leaks and count > _MOST_LEAKED * len(examples[1]),
+        misleads=leaks
+        and not may_repeat
+        and count > _MOST_LEAKED * len(examples[1]),
       )
 
 
@@ -462,13 +466,16 @@ def name_of(data: 'sources.DataSet') -> Callable[[int], str]:
 
 
 def find_problems(
-  data: 'sources.DataSet', most_bytes: float = math.inf
+  data: 'sources.DataSet',
+  most_bytes: float = math.inf,
+  may_repeat: bool = False,
 ) -> list[Problem]:
   """Finds the problems of a data set, at a gigabyte of examples in a second.
 
   Args:
     data: The data set.
     most_bytes: Duplicates of larger data are not searched for.
+    may_repeat: As for `duplicate_problems`.
 
   Returns:
     The problems.
@@ -476,7 +483,7 @@ def find_problems(
   x, y = (data.train.x, data.test.x), (data.train.y, data.test.y)
   problems = list(label_problems(data.class_names, *y))
   if sum(part.nbytes for part in x) <= most_bytes:
-    problems += duplicate_problems(x, y, name_of(data))
+    problems += duplicate_problems(x, y, name_of(data), may_repeat)
   if data.train.kind == data_names.VECTORS and len(data.train):
     problems += column_problems(data.train.x[:, 0])
   return problems

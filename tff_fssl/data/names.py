@@ -212,6 +212,7 @@ class DataSetInfo:
       set of TFDS, which `sources.find` finds.
     uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
+    partition: The default of --partition.
     has_clients: Whether there are training examples for clients. If not, only
       deployed clients have some.
     num_server: Labelled training examples that the data set puts at the server,
@@ -229,6 +230,7 @@ class DataSetInfo:
   loader: str = ''
   uses: frozenset[str] = frozenset()
   num_validation: int = 0
+  partition: str = IID
   has_clients: bool = True
   num_server: int = 0
 

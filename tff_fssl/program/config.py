@@ -260,9 +260,8 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   if not parsed.is_set('num_validation'):
     num_validation = run.num_validation or config.info.num_validation
     run = dataclasses.replace(run, num_validation=num_validation)
-  is_client_data = run.dataset.startswith(data_names.CLIENT_DATA)
-  if is_client_data and not parsed.is_set('partition'):
-    run = dataclasses.replace(run, partition=data_names.NATURAL)
+  if not parsed.is_set('partition'):
+    run = dataclasses.replace(run, partition=config.info.partition)
   if run.partition == data_names.NATURAL:
     if not parsed.is_set('num_clients'):
       run = dataclasses.replace(run, num_clients=0)

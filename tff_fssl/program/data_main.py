@@ -253,6 +253,7 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
       f'{len(data.client_names):,}, of {np.min(sizes[1:]):,} to'
       f' {np.max(sizes[1:]):,} {data.train.kind.noun}'
       + (f'; {sizes[0]:,} are of nobody' if sizes[0] else '')
+      + ' (with --partition=natural)'
     )
   for label, values in (('mean', data.mean), ('deviation', data.std)):
     if len(values) > _MAX_VALUES:

@@ -202,7 +202,8 @@ class RunHparams:
     ' ProtoFSSL, where a client lacks two classes; shards: sorted by class and'
     ' cut (McMahan et al., 2017); pairs: equal IID parts, each divided between'
     ' two clients by Dirichlet(alpha) (SAGE); natural (unless given, for'
-    ' clientdata:PATH): as the data set says; grouped: groups of whole owners;'
+    ' clientdata:PATH and folders of clients): as the data set says; grouped:'
+    ' groups of whole owners;'
     ' continuous: by owners that are numbers. docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )

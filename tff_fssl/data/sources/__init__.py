@@ -4,7 +4,7 @@ Each module of this package with a function `find` reads one format. `find`
 chooses the module, and `load` also reads the examples.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any, cast
@@ -313,8 +313,13 @@ def find_problems(
   Returns:
     The problems, each once.
   """
-  known = info.problems if isinstance(info, Info) else ()
-  looked = inspection.find_problems(data, most_bytes) if inside else []
+  known: Sequence[inspection.Problem] = ()
+  is_table = False
+  if isinstance(info, Info):
+    known, is_table = info.problems, 'columns' in info.about
+  looked = (
+    inspection.find_problems(data, most_bytes, is_table) if inside else []
+  )
   return list(dict.fromkeys([*known, *data.problems, *looked]))
 
 

@@ -69,6 +69,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
     open=lambda: images.open_splits(
       _chosen(root, _splits(root, _Fields(settings)), choice), settings
     ),
+    partition=names.NATURAL,
     uses=images.SHAPED
     | {'class_words'}
     | {'test_share', 'max_unreadable', 'image_field', 'label_field'},

@@ -229,6 +229,8 @@ def find(
   known = [image.label >= 0 for image in listing.train]
   facts['num_server'] = sum(map(operator.and_, at_server, known))
   facts['has_clients'] = not all(at_server)
+  if listing.kind == _CLIENT_FOLDERS and facts['has_clients']:
+    facts['partition'] = names.NATURAL
   if not listing.train:
     # Where clients have the images, those for testing tell the classes.
     facts['problems'] = tuple(

@@ -123,6 +123,7 @@ class Found:
     notes: A remark for all results, by default `root`.
     shape: Shape of the images, by default the shape of the first images.
     moments: (mean, deviation) of channels, by default measured.
+    partition: The default of --partition.
   """
 
   name: str
@@ -134,6 +135,7 @@ class Found:
   notes: str = ''
   shape: tuple[int, ...] | None = None
   moments: tuple[tuple[float, ...], ...] = ()
+  partition: str = names.IID
 
 
 def find(found: Found) -> sources.Info:
@@ -162,6 +164,7 @@ def find(found: Found) -> sources.Info:
     mean=(),
     std=(),
     uses=found.uses - ({'test_share'} if has_test else set()),
+    partition=found.partition,
     read=lambda: data,
     problems=data.problems,
     about={'where': f'{os.path.abspath(found.root)} ({size / 1e6:,.1f} MB)'},

@@ -1,6 +1,6 @@
 """Texts in CSV files: `--dataset=text:PATH`, `--dataset=ag_news`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import os
 import re
 
@@ -12,6 +12,7 @@ from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.data import sources
 from tff_fssl.data import text_views
+from tff_fssl.data.sources import columns
 from tff_fssl.data.sources import table
 from tff_fssl.data.sources import tfds
 from tff_fssl.hparams import UsageError
@@ -30,19 +31,35 @@ _NO_SPACES = re.compile(
 def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   """Reads `text:PATH` (see `sources.find`)."""
   path = table.resolve_path(name, data_dir, names.TEXT)
-  optional = (_TITLE, table.CLIENT, table.SPLIT)
-  found = table.read(path, (_TEXT, table.LABEL), optional)
+  found = table.read_all(path)
+  flags = {role: getattr(settings, f'{role}_field') for role in table.USUAL}
+  roles, others = columns.choose(
+    list(found.cells), flags, table.USUAL, settings.drop
+  )
+  unknown = [column for column in others if column not in (_TITLE, _TEXT)]
+  if unknown or _TEXT not in others or table.LABEL not in roles:
+    raise UsageError(
+      f'{path}: its columns are {", ".join(found.cells)[:80] or "none"}; it'
+      f' must have {_TEXT} and {table.LABEL} (or --label_field), and may have'
+      f' {_TITLE}, {table.CLIENT} and {table.SPLIT}; --drop leaves others out'
+    )
   texts = texts_of(found)
+  labels, clients, splits = (
+    found.column(roles.get(role, '')) for role in table.USUAL
+  )
   marks = table.mark(
     path,
-    found.column(table.LABEL),
-    found.column(table.CLIENT),
-    found.column(table.SPLIT),
+    labels,
+    clients,
+    splits,
     texts,
     settings,
     place=found.places.__getitem__,
   )
-  return _info(name, path, path, texts, marks, settings, found.problems)
+  uses = {'drop', *(f'{role}_field' for role in table.USUAL)}
+  return _info(
+    name, path, path, texts, marks, settings, found.problems, roles, uses
+  )
 
 
 def texts_of(found: table.Table) -> list[str]:
@@ -114,6 +131,8 @@ def _info(
   marks: table.Marks,
   settings: DataHparams,
   problems: Sequence[inspection.Problem] = (),
+  roles: Mapping[str, str] | None = None,
+  uses: Collection[str] = (),
 ) -> sources.Info:
   """Returns the facts of texts."""
 
@@ -136,10 +155,12 @@ def _info(
   facts = marks.info(
     name=name,
     example_shape=(settings.max_words,),
-    uses=frozenset(data_hparams.TEXTS),
+    uses=frozenset({*data_hparams.TEXTS, *uses}),
   )
   facts['problems'] += (*problems, *_unit_problems(texts, settings))
-  return sources.Info(**facts, read=read, about={'where': where})
+  return sources.Info(
+    **facts, read=read, about={'where': where, **(roles or {})}
+  )
 
 
 def _unit_problems(
