@@ -331,22 +331,9 @@ def export_model(
       f'{new}: the model cannot be written ({e.message}); the run is saved: fix'
       ' this, and give the command again'
     ) from e
-  config = task.config
-  about = {
-    'tff_fssl': tff_fssl.__version__,
-    'round': round_num,
-    'classes': list(task.data.class_names),
-    'example_shape': list(task.data.example_shape),
-    'inputs_of_model.keras': _inputs(task),
-    'prepared': {
-      'bit_depth': task.data.bit_depth,
-      'columns': getattr(config.info, 'columns', ()),
-    },
-    'flags': config.flags(),
-  }
   durable.write_file(
     os.path.join(new, exported.ABOUT_FILE),
-    [json.dumps(about, indent=2).encode()],
+    [json.dumps(describe(task, round_num), indent=2).encode()],
   )
   durable.write_file(
     os.path.join(new, exported.CARD_FILE),
@@ -356,6 +343,22 @@ def export_model(
   _sync(new)
   exported.write_manifest(new, round_num)
   exported.replace(folder)
+
+
+def describe(task: experiment.Task, round_num: int) -> dict[str, Any]:
+  """Returns what `about.json` says of a model, and of its inputs."""
+  return {
+    'tff_fssl': tff_fssl.__version__,
+    'round': round_num,
+    'classes': list(task.data.class_names),
+    'example_shape': list(task.data.example_shape),
+    'inputs_of_model.keras': _inputs(task),
+    'prepared': {
+      'bit_depth': task.data.bit_depth,
+      'columns': getattr(task.config.info, 'columns', ()),
+    },
+    'flags': task.config.flags(),
+  }
 
 
 def _card(
