@@ -39,9 +39,9 @@ _ABOUT = (
   'Predicts the classes of new examples by an exported model: MODEL is a'
   ' folder model/ or model_best/, or a copy of it, and RUN, the --output_dir of'
   " a run, has one; of a federation's run (docs/federation.md), the last"
-  ' checkpoint predicts. DATA is an image, a folder of images (with all folders in'
-  ' it), a CSV or Parquet file of the columns that the model was trained on, or'
-  ' an NPZ file with x. They are prepared as in training. No label is needed;'
+  ' checkpoint predicts. DATA is an image, a folder of images (with all folders'
+  ' in it), a CSV or Parquet file of the columns that the model was trained on,'
+  ' or an NPZ file with x. They are prepared as in training. No label is needed;'
   ' where a column (label, diagnosis or the like), or class folders, give some,'
   ' the accuracy is shown, too.'
 )
