@@ -18,6 +18,7 @@ from tff_fssl.hparams import UsageError
 
 MANIFEST = 'manifest.json'
 KERAS_FILE = 'model.keras'
+TFLITE_FILE = 'model.tflite'
 ABOUT_FILE = 'about.json'
 CARD_FILE = 'README.md'
 _FORMAT = 1

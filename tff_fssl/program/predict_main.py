@@ -41,9 +41,9 @@ _ABOUT = (
   " a run, has one; of a federation's run (docs/federation.md), the last"
   ' checkpoint predicts. DATA is an image, a folder of images (with all folders'
   ' in it), a CSV or Parquet file of the columns that the model was trained on,'
-  ' or an NPZ file with x. They are prepared as in training. No label is needed;'
-  ' where a column (label, diagnosis or the like), or class folders, give some,'
-  ' the accuracy is shown, too.'
+  ' or an NPZ file with x. They are prepared as in training. No label is'
+  ' needed; where a column (label, diagnosis or the like), or class folders,'
+  ' give some, the accuracy is shown, too.'
 )
 _ID, _CLASS, _TRUE, _PROBLEM = 'example', 'class', 'label', 'problem'
 # More examples than any data set has, so that no flag is out of range.
