@@ -233,11 +233,15 @@ def _model(task, seed):
 
 
 def _export(task, folder, seed=0, round_num=4):
+  return _export_and_say(task, folder, seed, round_num)[0]
+
+
+def _export_and_say(task, folder, seed=0, round_num=4):
   run = runs.Run(str(folder), {}, ([], [], []))
-  export.export_model(
+  said = export.export_model(
     task, _model(task, seed), str(folder), round_num, run, is_best=False
   )
-  return str(folder)
+  return str(folder), said
 
 
 def test_both_files_predict_as_the_model(task, tmp_path):
@@ -263,6 +267,54 @@ def test_a_new_export_replaces_the_old_one(task, tmp_path):
   folder = _export(task, tmp_path / 'model')
   _export(task, folder, seed=1, round_num=5)
   assert exported.problem(folder, 5) == '' and os.listdir(tmp_path) == ['model']
+
+
+def _with_tflite(task):
+  run = dataclasses.replace(task.config.run, export_tflite=True)
+  return dataclasses.replace(
+    task, config=dataclasses.replace(task.config, run=run)
+  )
+
+
+def test_the_file_for_devices_predicts_as_the_model(task, tmp_path):
+  folder, said = _export_and_say(_with_tflite(task), tmp_path / 'model')
+  assert 'on 180 test examples its probabilities differ' in said
+  assert exported.problem(folder, 4) == ''
+  with open(os.path.join(folder, 'model.tflite'), 'rb') as file:
+    content = file.read()
+  images = task.data.test.x[:5]
+  serve = tf.saved_model.load(folder).signatures['serving_default']
+  np.testing.assert_allclose(
+    export._run_tflite(content, images),
+    serve(images=tf.constant(images))['probabilities'].numpy(),
+    atol=1e-6,
+  )
+  with open(os.path.join(folder, 'README.md')) as file:
+    assert 'takes the same as the SavedModel and gives' in file.read()
+
+
+def _fail(*_):
+  raise ValueError('no such operation\nTraceback')
+
+
+@pytest.mark.parametrize(
+  'run, words',
+  [
+    (_fail, 'not written, since no such operation'),
+    (lambda _, x: np.full([len(x), 10], 0.9), 'differ from the model by up to'),
+    (lambda _, x: np.full([len(x), 10], np.nan), 'by up to nan'),
+  ],
+)
+def test_a_wrong_file_for_devices_leaves_the_others(
+  task, tmp_path, monkeypatch, run, words
+):
+  monkeypatch.setattr(export, '_run_tflite', run)
+  folder, said = _export_and_say(_with_tflite(task), tmp_path / 'model')
+  assert words in said and '\n' not in said
+  assert exported.problem(folder, 4) == ''
+  assert 'model.tflite' not in os.listdir(folder)
+  with open(os.path.join(folder, 'README.md')) as file:
+    assert 'tflite' not in file.read()
 
 
 def test_a_full_disk_is_one_line(task, tmp_path, monkeypatch):

@@ -118,3 +118,66 @@ def test_what_a_killed_export_left_is_put_right(before, kept, tmp_path):
   assert os.listdir(tmp_path) == ['model'] * len(kept)
   for name in kept:
     assert (tmp_path / 'model' / 'saved_model.pb').read_text() == name
+
+
+_ABOUT = {
+  'classes': ['ill', 'well'],
+  'example_shape': [1, 3],
+  'inputs_of_model.keras': {'mean': [0.0, 1.0, 2], 'std': [1.0, 1.0, 0.5]},
+  'prepared': {
+    'columns': [
+      ['age', 'number', 40.0, True, []],
+      ['sex', 'category', 0.0, False, ['f']],
+    ]
+  },
+  'flags': {'dataset': 'features:a.csv', 'seed': 1},
+  'something': {'of': 'a newer version'},
+}
+
+
+def _read_about(folder, changed):
+  content = {k: v for k, v in {**_ABOUT, **changed}.items() if v is not None}
+  (folder / 'about.json').write_text(json.dumps(content))
+  return exported.read_checked_about(str(folder))
+
+
+def test_a_record_with_keys_of_a_newer_version(tmp_path):
+  about = _read_about(tmp_path, {})
+  assert about['classes'] == ['ill', 'well']
+  assert _read_about(tmp_path, {'prepared': None})['prepared'] == {}
+
+
+@pytest.mark.parametrize(
+  'changed, words',
+  [
+    ({'classes': None}, "'classes' is missing"),
+    ({'classes': 'ab'}, 'its classes is not'),
+    ({'classes': ['a', 'a']}, 'its classes is not'),
+    ({'classes': [0, 1]}, 'its classes is not'),
+    ({'example_shape': [1, True]}, 'its example_shape is not'),
+    ({'example_shape': [10**6, 10**6]}, 'its example_shape is not'),
+    ({'example_shape': [0, 3]}, 'its example_shape is not'),
+    ({'inputs_of_model.keras': []}, 'its inputs_of_model.keras is not'),
+    ({'inputs_of_model.keras': {'mean': [0, 0, 0]}}, 'inputs_of_model.keras'),
+    (
+      {'inputs_of_model.keras': {'mean': [0, 0, 0], 'std': [1, 1, 0]}},
+      'its std is not',
+    ),
+    (
+      {'inputs_of_model.keras': {'mean': [0, 0, 1e39], 'std': [1] * 3}},
+      'its mean is not',
+    ),
+    ({'prepared': {'bit_depth': 99}}, 'its bit_depth is not'),
+    ({'prepared': {'columns': [['a', 'number']]}}, 'its columns is not'),
+    (
+      {'prepared': {'columns': [['a', 'number', 0.0, False, []]]}},
+      'its columns is not',
+    ),
+    ({'flags': {'dataset': 'digits', 'seed': []}}, 'its flags is not'),
+    ({'flags': {}}, 'its flags is not'),
+  ],
+)
+def test_a_record_that_no_export_writes(tmp_path, changed, words):
+  with pytest.raises(UsageError, match='about.json: ') as caught:
+    _read_about(tmp_path, changed)
+  assert words in str(caught.value) and '\n' not in str(caught.value)

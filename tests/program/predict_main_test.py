@@ -10,6 +10,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from tff_fssl.data import data_hparams
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
 from tff_fssl.program import data_main
 from tff_fssl.program import main
 from tff_fssl.program import predict_main
@@ -176,6 +179,9 @@ def test_tables_of_other_columns(here, capsys):
   rows, text = _predict(capsys, 'run', 'new.csv')
   assert rows[0]['class'] == 'flu' and len(rows) == 2
   assert rows[0]['example'] == 'line 2' and 'accuracy' not in text
+  (here / 'new.csv').write_text('age;smoker;Diagnosis\n75;yes;flu\n35;no;\n')
+  _, text = _predict(capsys, 'run', 'new.csv')
+  assert '1.0000, of 1 with a label' in text
   (here / 'new.csv').write_text('smoker\nyes\n')
   code = main.run(predict_main.predict_main, ['run', 'new.csv'])
   assert code == 2 and "no column 'age'" in capsys.readouterr().err
@@ -204,3 +210,24 @@ def test_labels_of_texts_that_are_not_known_do_not_count(here, capsys):
 def test_mistakes(here, capsys, argv, words):
   assert main.run(predict_main.predict_main, argv) == 2
   assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'arrays, words',
+  [
+    ({'z': [1]}, 'has no x; the model takes x, numbers, N of [1, 2]'),
+    ({'x': [['a', 'b']]}, 'the model takes x, numbers'),
+    ({'x': [[1.0, 2.0, 3.0]]}, 'has x float64 [1, 3]'),
+    ({'x': [[1.0, 2.0], [np.nan, 1.0]]}, 'not finite, first in row 2'),
+    ({'x': [[1.0, 2.0]], 'y': [0, 1]}, 'x has 1 rows, y has shape (2,)'),
+  ],
+)
+def test_arrays_that_a_model_does_not_take(here, arrays, words):
+  about = {'example_shape': [1, 2], 'classes': ['a', 'b']}
+  model = predict_main.Model(
+    about, data_hparams.DataHparams(), data_names.VECTORS, len
+  )
+  np.savez('a.npz', **arrays)
+  with pytest.raises(UsageError) as caught:
+    predict_main.read('a.npz', model)
+  assert words in str(caught.value)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from typing import Any
+import warnings
 
 import jinja2
 import numpy as np
@@ -48,6 +49,9 @@ _TASKS = {
 }
 # Flags with values that may name a folder of the machine that trained.
 _WITH_PATHS = ('availability_file', 'dataset', 'init_from', 'model')
+# `model.tflite` is compared with the model on so many test examples, and may
+# differ by so much, which rounding does not reach.
+_NUM_COMPARED, _MOST_DIFFERENCE = 256, 1e-3
 # What Markdown or HTML would take for markup.
 _MARKUP = re.compile(r'([\\`*_{}\[\]<>|#~$])')
 # What the network takes of an example.
@@ -77,6 +81,7 @@ class Subject:
     is_best: Whether validation examples selected that round, not the end.
     num_weights: The number of weights that train.
     formula: The formula from examples to inputs of `model.keras`.
+    has_tflite: Whether there is a `model.tflite`.
   """
 
   config: config_lib.Config
@@ -87,6 +92,7 @@ class Subject:
   is_best: bool
   num_weights: int
   formula: str
+  has_tflite: bool = False
 
   def measured(self, column: str) -> float | None:
     """Returns a figure of the model's round, or None if it is not known."""
@@ -254,6 +260,13 @@ class ServingModel(tf.Module):
       self._predict, autograph=False, input_signature=[spec]
     )
 
+  def on_device(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Predicts as `predict`, but takes the numbers of a text's words."""
+    if self._kind == data_names.VECTORS:
+      examples = examples[:, tf.newaxis]  # The plain view is the only one.
+    logits = self._logits(self._views.plain(examples))
+    return {'probabilities': tf.nn.softmax(logits)}
+
   def _predict(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     if self._kind == data_names.TEXTS:
       examples = text_views.tokens(
@@ -262,10 +275,7 @@ class ServingModel(tf.Module):
         self._data.max_words,
         self._data.text_unit,
       )
-    elif self._kind == data_names.VECTORS:
-      examples = examples[:, tf.newaxis]  # The plain view is the only one.
-    logits = self._logits(self._views.plain(examples))
-    return {'probabilities': tf.nn.softmax(logits)}
+    return self.on_device(examples)
 
 
 def export_model(
@@ -276,7 +286,7 @@ def export_model(
   run: runs_lib.Run,
   *,
   is_best: bool,
-) -> None:
+) -> str:
   """Writes the folder of a model, replacing an earlier export.
 
   It holds a SavedModel with preprocessing. Its signature `serving_default` maps
@@ -293,6 +303,9 @@ def export_model(
     round_num: The round after which the model is exported.
     run: The tables of the run, for the card.
     is_best: Whether validation examples selected the round.
+
+  Returns:
+    What became of `model.tflite`, or '' without `--export_tflite`.
 
   Raises:
     UsageError: If the disk refuses.
@@ -311,8 +324,98 @@ def export_model(
       f'{new}: the model cannot be written ({e.message}); the run is saved: fix'
       ' this, and give the command again'
     ) from e
-  config = task.config
-  about = {
+  said = (
+    _write_tflite(task, module, new) if task.config.run.export_tflite else ''
+  )
+  durable.write_file(
+    os.path.join(new, exported.ABOUT_FILE),
+    [json.dumps(describe(task, round_num), indent=2).encode()],
+  )
+  durable.write_file(
+    os.path.join(new, exported.CARD_FILE),
+    [
+      _card(
+        task,
+        module,
+        round_num,
+        run,
+        is_best,
+        os.path.lexists(os.path.join(new, exported.TFLITE_FILE)),
+      ).encode()
+    ],
+  )
+  # The manifest must not reach the disk before the files that it vouches for.
+  _sync(new)
+  exported.write_manifest(new, round_num)
+  exported.replace(folder)
+  return said and f'{os.path.join(folder, exported.TFLITE_FILE)}: {said}'
+
+
+def _write_tflite(
+  task: experiment.Task, module: ServingModel, folder: str
+) -> str:
+  """Writes `model.tflite` if it predicts as the model, and says how well.
+
+  It takes what `module` takes, but of texts the numbers of their words.
+  """
+  test = task.data.test.x
+  x = test[:: -(-len(test) // _NUM_COMPARED)]
+  if task.data.train.kind == data_names.VECTORS:
+    x = x[:, 0]
+  (given,) = module.predict.input_signature
+  # Devices have no operations on text.
+  name = 'words' if task.data.train.kind == data_names.TEXTS else given.name
+  spec = tf.TensorSpec([None, *x.shape[1:]], x.dtype, name)
+  on_device = tf.function(
+    module.on_device, autograph=False, input_signature=[spec]
+  )
+  try:
+    # Its own warnings are about its new name.
+    with warnings.catch_warnings(action='ignore'):
+      content = tf.lite.TFLiteConverter.from_concrete_functions(
+        [on_device.get_concrete_function()], module
+      ).convert()
+      found = _run_tflite(content, x)
+  except Exception as error:  # pylint: disable=broad-except
+    # It raises errors of many classes, and no file is worth the whole export.
+    return f'not written, since {files.first_line(error)}'
+  wanted = on_device(tf.constant(x))['probabilities'].numpy()
+  difference = float(np.abs(found - wanted).max())
+  # NaN is no small difference.
+  if not difference <= _MOST_DIFFERENCE:
+    return (
+      f'not written, since its probabilities differ from the model by up to'
+      f' {difference:.2g} on {len(x)} test examples'
+    )
+  durable.write_file(os.path.join(folder, exported.TFLITE_FILE), [content])
+  return (
+    f'{len(content) / 1e6:.1f} MB; on {len(x)} test examples its probabilities'
+    f' differ from the model by at most {difference:.1g}'
+  )
+
+
+def _run_tflite(content: bytes, x: np.ndarray) -> np.ndarray:
+  """Predicts by LiteRT, float32 [N, classes]."""
+  # The default delegate announces itself on the console.
+  kinds = tf.lite.experimental.OpResolverType
+  interpreter = tf.lite.Interpreter(
+    model_content=content,
+    experimental_op_resolver_type=kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+  )
+  (taken,), (given,) = (
+    interpreter.get_input_details(),
+    interpreter.get_output_details(),
+  )
+  interpreter.resize_tensor_input(taken['index'], x.shape)
+  interpreter.allocate_tensors()
+  interpreter.set_tensor(taken['index'], np.ascontiguousarray(x))
+  interpreter.invoke()
+  return np.asarray(interpreter.get_tensor(given['index']))
+
+
+def describe(task: experiment.Task, round_num: int) -> dict[str, Any]:
+  """Returns what `about.json` says of a model, and of its inputs."""
+  return {
     'tff_fssl': tff_fssl.__version__,
     'round': round_num,
     'classes': list(task.data.class_names),
@@ -320,22 +423,10 @@ def export_model(
     'inputs_of_model.keras': _inputs(task),
     'prepared': {
       'bit_depth': task.data.bit_depth,
-      'columns': getattr(config.info, 'columns', ()),
+      'columns': getattr(task.config.info, 'columns', ()),
     },
-    'flags': config.flags(),
+    'flags': task.config.flags(),
   }
-  durable.write_file(
-    os.path.join(new, exported.ABOUT_FILE),
-    [json.dumps(about, indent=2).encode()],
-  )
-  durable.write_file(
-    os.path.join(new, exported.CARD_FILE),
-    [_card(task, module, round_num, run, is_best).encode()],
-  )
-  # The manifest must not reach the disk before the files that it vouches for.
-  _sync(new)
-  exported.write_manifest(new, round_num)
-  exported.replace(folder)
 
 
 def _card(
@@ -344,6 +435,7 @@ def _card(
   round_num: int,
   run: runs_lib.Run,
   is_best: bool,
+  has_tflite: bool,
 ) -> str:
   """Renders the model's card."""
   weights = module.network.trainable_variables
@@ -357,6 +449,7 @@ def _card(
       is_best,
       sum(variable.shape.num_elements() for variable in weights),
       _inputs(task)['formula'],
+      has_tflite,
     )
   )
 

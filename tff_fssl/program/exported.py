@@ -6,6 +6,7 @@ size and SHA-256 of each other file. A folder is complete if all of this holds.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from typing import Any
@@ -17,9 +18,14 @@ from tff_fssl.hparams import UsageError
 
 MANIFEST = 'manifest.json'
 KERAS_FILE = 'model.keras'
+TFLITE_FILE = 'model.tflite'
 ABOUT_FILE = 'about.json'
 CARD_FILE = 'README.md'
 _FORMAT = 1
+# Larger sizes of an example, and more numbers, would fill the memory.
+_MOST_SIZE, _MOST_NUMBERS = 10**6, 2**28
+# The numbers of float32 by which something can be divided, and medians.
+_MOST_FLOAT, _LEAST_STD, _MOST_CENTER = 3.4e38, 1e-30, 1e300
 # Beside the folder: a rename must not leave its file system.
 _NEW, _OLD = '.writing_', '.replaced_'
 
@@ -113,6 +119,91 @@ def remove_leftovers(folder: str) -> None:
 def read_about(folder: str) -> dict[str, Any]:
   """Reads the record of an exported model, or raises `UsageError`."""
   return files.read_json(os.path.join(folder, ABOUT_FILE), limit=2**24)
+
+
+def read_checked_about(folder: str) -> dict[str, Any]:
+  """Reads the record of a model that may be a stranger's.
+
+  Args:
+    folder: The folder of the model.
+
+  Returns:
+    The record, of which predictions need `classes`, `example_shape`,
+    `inputs_of_model.keras`, `prepared` and `flags`. Other keys are not checked.
+
+  Raises:
+    UsageError: If one of these is missing, or not what an export writes.
+  """
+  about = read_about(folder)
+  about.setdefault('prepared', {})
+  try:
+    _check_about(about)
+  except (KeyError, TypeError, ValueError) as error:
+    reason = f'{error} is missing' if isinstance(error, KeyError) else error
+    raise files.FileError(os.path.join(folder, ABOUT_FILE), str(reason)) from (
+      error
+    )
+  return about
+
+
+def _check_about(about: dict[str, Any]) -> None:
+  """Raises an error for a record that no export writes."""
+  classes, shape = about['classes'], about['example_shape']
+  inputs, prepared = about['inputs_of_model.keras'], about['prepared']
+  _need(
+    'classes', _are((str,), classes) and len({*classes}) == len(classes) >= 2
+  )
+  _need(
+    'example_shape',
+    _are((int,), shape)
+    and 1 <= len(shape) <= 3
+    and all(0 < size <= _MOST_SIZE for size in shape)
+    and math.prod(shape) <= _MOST_NUMBERS,
+  )
+  _need('inputs_of_model.keras', isinstance(inputs, dict))
+  _need('inputs_of_model.keras', ('mean' in inputs) == ('std' in inputs))
+  for name in {'mean', 'std'} & {*inputs}:
+    values = inputs[name]
+    least = _LEAST_STD if name == 'std' else -_MOST_FLOAT
+    _need(
+      name,
+      _are((int, float), values)
+      and len(values) == shape[-1]
+      and all(least <= value <= _MOST_FLOAT for value in values),
+    )
+  _need('prepared', isinstance(prepared, dict))
+  depth, columns = prepared.get('bit_depth', 16), prepared.get('columns', [])
+  _need('bit_depth', type(depth) is int and 8 <= depth <= 16)
+  _need('columns', _are((list,), columns) and all(map(_is_column, columns)))
+  sizes = [(len(values) or 1) + gaps for _, _, _, gaps, values in columns]
+  _need('columns', not columns or sum(sizes) == shape[-1])
+  flags = about['flags']
+  _need('flags', isinstance(flags, dict))
+  _need('flags', _are((str, int, float, bool), [*flags.values()]))
+  _need('flags', isinstance(flags.get('dataset'), str))
+
+
+def _is_column(values: list[Any]) -> bool:
+  """Tells whether JSON values are those of a `columns.Column`."""
+  kinds = (str,), (str,), (int, float), (bool,), (list,)
+  return (
+    len(values) == len(kinds)
+    and all(type(value) in kind for value, kind in zip(values, kinds))
+    and values[1] in ('number', 'date', 'category')
+    and (values[1] == 'category') == bool(values[4])
+    and abs(values[2]) < _MOST_CENTER
+    and _are((str,), values[4])
+  )
+
+
+def _need(name: str, is_right: bool) -> None:
+  if not is_right:
+    raise ValueError(f'its {name} is not what an export writes')
+
+
+def _are(kinds: tuple[type, ...], values: Any) -> bool:
+  """Tells whether JSON's value is a list of values of some types."""
+  return isinstance(values, list) and all(type(v) in kinds for v in values)
 
 
 def _beside(folder: str, prefix: str) -> str:

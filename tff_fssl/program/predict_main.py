@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tff_fssl.data.sources import table
 from tff_fssl.data.sources import text as text_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
 from tff_fssl.program import evaluation
 from tff_fssl.program import exported
@@ -37,15 +39,18 @@ _USAGE = 'programs/predict.py RUN|MODEL DATA [--output=FILE.csv]'
 _ABOUT = (
   'Predicts the classes of new examples by an exported model: MODEL is a'
   ' folder model/ or model_best/, or a copy of it, and RUN, the --output_dir of'
-  ' a run, has one. DATA is an image, a folder of images (with all folders in'
-  ' it), a CSV or Parquet file of the columns that the model was trained on, or'
-  ' an NPZ file with x. They are prepared as in training. No label is needed;'
-  ' where a column label, or the names of class folders, give some, the'
-  ' accuracy is shown, too.'
+  " a run, has one; of a federation's run (docs/federation.md), the last"
+  ' checkpoint predicts. DATA is an image, a folder of images (with all folders'
+  ' in it), a CSV or Parquet file of the columns that the model was trained on,'
+  ' or an NPZ file with x. They are prepared as in training. No label is'
+  ' needed; where a column (label, diagnosis or the like), or class folders,'
+  ' give some, the accuracy is shown, too.'
 )
 _ID, _CLASS, _TRUE, _PROBLEM = 'example', 'class', 'label', 'problem'
 # More examples than any data set has, so that no flag is out of range.
 _MANY = 10**9
+# Prepared examples, float32 [N, ...] -> logits, float32 [N, classes].
+_Logits: TypeAlias = Callable[[np.ndarray], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,25 +194,47 @@ def load(folder: str, own: PredictHparams) -> Model:
     UsageError: If there is no whole exported model.
   """
   tree = output_tree.OutputTree(folder)
-  if os.path.lexists(tree.flags_file):
+  # The server of a federation exports nothing, but says what a model takes.
+  is_deployed = os.path.lexists(os.path.join(folder, exported.ABOUT_FILE))
+  is_deployed &= os.path.lexists(tree.flags_file)
+  if os.path.lexists(tree.flags_file) and not is_deployed:
     folder = tree.model
-  problem = exported.problem(folder)
+  problem = '' if is_deployed else exported.problem(folder)
   if problem:
     raise UsageError(
       f'{folder}: is not a whole exported model ({problem}); give a run that'
       ' has ended, or its model/'
     )
-  about = exported.read_about(folder)
+  about = exported.read_checked_about(folder)
   config = evaluation.parse_recorded(
     folder,
     evaluation.recorded_flags(about),
     own.run_model_file,
     _info(about),
   )
+  is_standard = config.data.normalization == data_hparams.STANDARD
+  if config.has_moments and is_standard and not config.data.mean:
+    raise UsageError(
+      f'{folder}: its {exported.ABOUT_FILE} has no mean and std, which'
+      f' --normalization={data_hparams.STANDARD} needs'
+    )
 
   # pylint: disable=import-outside-toplevel
   from scipy import special
 
+  predict_fn = (_deployed if is_deployed else _exported)(folder, config)
+
+  def probabilities(x: np.ndarray) -> np.ndarray:
+    x = _normalized(about, config.data.normalization, x)
+    return special.softmax(np.asarray(predict_fn(x)), axis=1)
+
+  kind = data_names.kind_of(about['example_shape'])
+  return Model(about, config.data, kind, probabilities)
+
+
+def _exported(folder: str, config: config_lib.Config) -> _Logits:
+  """Loads the Keras file of an exported model."""
+  # pylint: disable=import-outside-toplevel
   from tff_fssl.models import evaluate as evaluate_lib
   from tff_fssl.models import server_model
   from tff_fssl.program import experiment
@@ -216,14 +243,39 @@ def load(folder: str, own: PredictHparams) -> Model:
   model_fn = experiment.build_exported_fn(config)
   weights = warm_start.load(warm_start.find(folder), model_fn()).weights
   predict_fn = evaluate_lib.build_logits_fn(model_fn, config.info.input_shape)
-  model = server_model.ServerModel(*weights)
+  return functools.partial(predict_fn, server_model.ServerModel(*weights))
 
-  def probabilities(x: np.ndarray) -> np.ndarray:
-    x = _normalized(about, config.data.normalization, x)
-    return special.softmax(np.asarray(predict_fn(model, x)), axis=1)
 
-  kind = data_names.kind_of(about['example_shape'])
-  return Model(about, config.data, kind, probabilities)
+def _deployed(folder: str, config: config_lib.Config) -> _Logits:
+  """Loads the last checkpoint of a federation's server."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import evaluate as evaluate_lib
+  from tff_fssl.program import checkpoint
+  from tff_fssl.program import experiment
+  from tff_fssl.program import warm_start
+
+  tree = output_tree.OutputTree(folder)
+  prediction = experiment.prediction_of(config)
+  if prediction.member:
+    raise UsageError(
+      f'{folder}: each client has a model of its own, so there is none to'
+      ' predict with'
+    )
+  owner = checkpoint.flags_owner(tree.read_flags())
+  frozen = warm_start.read_frozen(tree, owner)
+  model_fn = experiment.build_model_fn(config, frozen)
+  try:
+    _, leaves = checkpoint.read_latest(
+      tree.checkpoints, checkpoint.model_owner(owner, model_fn())
+    )
+  except checkpoint.CheckpointError as error:
+    raise UsageError(
+      f'{tree.checkpoints}: no checkpoint can be used: {error}'
+    ) from error
+  predict_fn = evaluate_lib.build_logits_fn(
+    model_fn, config.info.input_shape, prediction=prediction
+  )
+  return functools.partial(predict_fn, warm_start.extract_model(leaves))
 
 
 def _info(about: Mapping[str, Any]) -> data_names.DataSetInfo:
@@ -276,7 +328,7 @@ def read(data: str, model: Model) -> Iterator[Example]:
     UsageError: If they are of another kind than the model's, or cannot be read
       at all.
   """
-  if model.kind == data_names.IMAGES:
+  if model.kind == data_names.IMAGES and not data.endswith('.npz'):
     return _read_images(data, model)
   if os.path.isdir(data):
     raise UsageError(
@@ -337,16 +389,32 @@ def _read_arrays(data: str, model: Model) -> Iterator[Example]:
   """Reads `x`, and `y` if it is there."""
   arrays = files.read_npz(data)
   x, shape = arrays.get('x'), tuple(model.about['example_shape'])
-  if x is None or x.shape[1:] not in (shape, shape[1:]):
+  is_vector = model.kind == data_names.VECTORS
+  shapes = (shape, shape[1:]) if is_vector else (shape,)
+  # Pixels from 0 to 1 would all become black.
+  is_type = x is not None and (
+    x.dtype.kind in 'fiu' if is_vector else x.dtype == model.kind.dtype
+  )
+  if x is None or x.shape[1:] not in shapes or not is_type:
     given = 'no x' if x is None else f'x {x.dtype} {list(x.shape)}'
+    dtype = 'numbers' if is_vector else model.kind.dtype
     raise UsageError(
-      f'{data}: has {given}; the model takes x, N of {list(shape)}'
+      f'{data}: has {given}; the model takes x, {dtype}, N of {list(shape)}'
     )
-  x = x.reshape(len(x), *shape[:-1], shape[-1]).astype(model.kind.dtype)
+  with np.errstate(over='ignore'):
+    x = x.reshape(len(x), *shape).astype(model.kind.dtype)
+  wrong = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+  if wrong.any():
+    raise UsageError(
+      f'{data}: x has numbers that are not finite, first in row'
+      f' {int(np.argmax(wrong)) + 1}'
+    )
   names = [f'row {i + 1}' for i in range(len(x))]
   y = arrays.get('y')
   labels = [''] * len(x)
   if y is not None:
+    if y.shape != (len(x),):
+      raise UsageError(f'{data}: x has {len(x)} rows, y has shape {y.shape}')
     classes = model.about['classes']
     labels = [
       classes[int(v)]

@@ -398,6 +398,12 @@ class RunHparams:
     ' tracker can stop training (docs/tracking.md).',
     may_change=True,
   )
+  export_tflite: bool = hparam(
+    False,
+    'Also export the models as model.tflite, for LiteRT (TensorFlow Lite) on'
+    ' phones and the like, and compare it with the model on test examples.',
+    may_change=True,
+  )
   profile: str = hparam(
     '',
     'Rounds to profile, such as 3, 3-5 or 2,4. Profiles are written to'

@@ -209,8 +209,11 @@ def is_finished(
   best = best_round_num(tree.eval_csv, config.run.best_by)
   if best is not None and models:
     models[tree.model_best] = best
+  files = [exported.TFLITE_FILE] * config.run.export_tflite
   return summarize(tree).get('rounds') == last and not any(
-    exported.problem(folder, of_round) for folder, of_round in models.items()
+    exported.problem(folder, of_round)
+    or any(not os.path.lexists(os.path.join(folder, name)) for name in files)
+    for folder, of_round in models.items()
   )
 
 

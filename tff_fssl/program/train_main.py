@@ -187,7 +187,11 @@ def export_models(
 
   run = runs_lib.read_tree(tree)
   with view.phase(training_types.EXPORTING, round_num):
-    export.export_model(task, model, tree.model, round_num, run, is_best=False)
+    said = export.export_model(
+      task, model, tree.model, round_num, run, is_best=False
+    )
+  if said:
+    view.say(said)
   if best is None:
     return
   path = checkpoint.path_of(tree.checkpoints, best)
@@ -201,7 +205,11 @@ def export_models(
     return
   model = warm_start.extract_model(leaves)
   with view.phase(training_types.EXPORTING, best):
-    export.export_model(task, model, tree.model_best, best, run, is_best=True)
+    said = export.export_model(
+      task, model, tree.model_best, best, run, is_best=True
+    )
+  if said:
+    view.say(said)
 
 
 def banner(

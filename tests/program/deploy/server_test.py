@@ -21,6 +21,7 @@ from tff_fssl.program import deploy_main
 from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
+from tff_fssl.program import predict_main
 from tff_fssl.program import train_main
 from tff_fssl.program.deploy import deployment
 from tff_fssl.program.deploy import rounds
@@ -134,6 +135,11 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   last = float(
     csv_table.read(str(run / 'metrics' / 'eval.csv'))[1][-1]['test/accuracy']
   )
+  assert f'{last:.4f}' in capsys.readouterr().out
+  test, output = sources.load('digits').test, tmp_path / 'predictions.csv'
+  np.savez(tmp_path / 'test.npz', x=test.x, y=test.y)
+  arguments = [str(run), str(tmp_path / 'test.npz'), f'--output={output}']
+  assert main.run(predict_main.predict_main, arguments) == main.DONE
   assert f'{last:.4f}' in capsys.readouterr().out
 
 

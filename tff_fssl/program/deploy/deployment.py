@@ -14,6 +14,7 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.program import checkpoint
+from tff_fssl.program import exported
 from tff_fssl.rounds import participation_hparams
 
 ParticipationHparams = participation_hparams.ParticipationHparams
@@ -24,7 +25,7 @@ NAME = 'deployment.json'
 EVALUATION = 'evaluation'
 # Copies of files of a run.
 AVAILABILITY = 'availability.csv'
-COPIED = ('partition.json', 'frozen.ckpt')
+COPIED = ('partition.json', 'frozen.ckpt', exported.ABOUT_FILE)
 
 # How names of the program begin, and paths of a checkpoint.
 STATE, METRICS, PROCESS = 'state/', 'metrics/', 'process/'

@@ -36,6 +36,8 @@ from tff_fssl.models import server_model
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import experiment as experiment_lib
+from tff_fssl.program import export as export_lib
+from tff_fssl.program import exported
 from tff_fssl.program import output_tree
 from tff_fssl.program import run_hparams
 from tff_fssl.program import train_main
@@ -405,6 +407,8 @@ class _Writer:
     """Copies what a run's folder has besides, for those who read it."""
     task = self.start.experiment.task
     task.partition.save_json(self._path('server', 'partition.json'))
+    about = json.dumps(export_lib.describe(task, self.start.done), indent=2)
+    self._text('server', exported.ABOUT_FILE, about)
     path = self.config.participation.availability_file
     if path:
       self._text('server', deployment_lib.AVAILABILITY, files.read_text(path))
