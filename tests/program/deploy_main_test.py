@@ -122,6 +122,7 @@ def test_graphs_that_are_too_large_for_an_app(tmp_path, monkeypatch, capsys):
       ['--algorithm=supervised', '--output_dir={new}', '--num_labels=100'],
       'rounds have no clients',
     ),
+    ([*_FLAGS, '--metrics=auroc', '--output_dir={new}'], 'accuracy and loss'),
     ([*_FLAGS, '--aggregator=secure', '--output_dir={new}'], 'secure sums'),
     ([*_FLAGS, '--dataset=folder:/nowhere', '--output_dir={new}'], 'nowhere'),
   ],

@@ -572,15 +572,12 @@ def _describe_tie(
   if len(tied) < 2:
     return ''
   least = tied[number]
-  why = "it is nearest to the base configuration's values"
+  why = "it is nearest to the base's values"
   if set(tied.values()) == {least}:
     why = 'it was given first'
   elif not least:
-    why = "it has the base configuration's own values"
-  return (
-    f'{len(tied)} trials tie for the best {sweep.figure}; trial {number} is'
-    f' kept: {why}.'
-  )
+    why = "it has the base's own values"
+  return f'Of {len(tied)} equal best trials, trial {number} is kept: {why}.'
 
 
 def _accuracy(scores: Sequence[float]) -> str:
