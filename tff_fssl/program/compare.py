@@ -192,7 +192,9 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
   """
 
   def percent(figure: str) -> Callable[[runs_lib.Run], float]:
-    return lambda run: 100 * at(run, f'{TEST_ACCURACY}{figure}', last_round)
+    return lambda run: (
+      100 * value_at(run, f'{TEST_ACCURACY}{figure}', last_round)
+    )
 
   columns = [
     ('test, last round, %', percent(''), 1),
@@ -471,7 +473,7 @@ def _figures(
   """Makes the columns of `--metrics`."""
 
   def last(figure: str) -> Callable[[runs_lib.Run], float]:
-    return lambda run: 100 * at(run, f'test/{figure}', last_round)
+    return lambda run: 100 * value_at(run, f'test/{figure}', last_round)
 
   def best(figure: str) -> Callable[[runs_lib.Run], float]:
     return lambda run: 100 * best_validation(run, last_round, figure)
@@ -502,7 +504,7 @@ def _declared(
   return result
 
 
-def at(run: runs_lib.Run, column: str, round_num: int) -> float:
+def value_at(run: runs_lib.Run, column: str, round_num: int) -> float:
   """Returns a run's value after a round, or NaN if there is none."""
   rounds, values = run.curve(column)
   (at,) = np.nonzero(rounds == round_num)
@@ -523,7 +525,7 @@ def best_validation(
 ) -> float:
   """Returns a figure on test examples in the best round on validation ones."""
   best = best_round(run, last_round)
-  return math.nan if best is None else at(run, f'test/{figure}', best)
+  return math.nan if best is None else value_at(run, f'test/{figure}', best)
 
 
 def late_mean(run: runs_lib.Run, column: str, last_round: int) -> float:
@@ -555,7 +557,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   """Computes p-values of differences from the first group."""
 
   def accuracy(run):
-    return 100 * at(run, TEST_ACCURACY, last_round)
+    return 100 * value_at(run, TEST_ACCURACY, last_round)
 
   rows = []
   paired_p_values = []

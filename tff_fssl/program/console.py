@@ -262,7 +262,7 @@ def round_name(round_num: int, settings: training_types.Settings) -> str:
   return f'round {round_num}/{total}'
 
 
-def after(round_num: int, settings: training_types.Settings) -> str:
+def describe_place(round_num: int, settings: training_types.Settings) -> str:
   """Writes 'after round 3', 'after pre-training 2/5', or 'at the start'."""
   if round_num < settings.first_round:
     return 'at the start'

@@ -436,7 +436,7 @@ def _accuracy(run: runs_lib.Run, row: Row, last_round: int) -> float:
   if row.reported == BEST_TEST:
     rounds, values = run.curve(compare.TEST_ACCURACY)
     return 100 * float(values[rounds <= last_round].max())
-  return 100 * compare.at(run, compare.TEST_ACCURACY, last_round)
+  return 100 * compare.value_at(run, compare.TEST_ACCURACY, last_round)
 
 
 def overview() -> list[str]:

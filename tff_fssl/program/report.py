@@ -267,7 +267,7 @@ def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
   if not len(rounds):
     return
   best = int(np.argmax(values))
-  test = compare.at(run, compare.TEST_ACCURACY, int(rounds[best]))
+  test = compare.value_at(run, compare.TEST_ACCURACY, int(rounds[best]))
   # The share among so many examples deviates by this, and a run that is chosen
   # by it is above its mean.
   num = max(1.0, _number(run.flags.get('num_validation', ''), 1.0))

@@ -435,7 +435,9 @@ def how_to_resume(
 ) -> str:
   """Says how to resume, and from which round."""
   saved = checkpoint.versions(tree.checkpoints)[-1:]
-  after = console.after(saved[0], settings) if saved else 'at the start'
+  after = (
+    console.describe_place(saved[0], settings) if saved else 'at the start'
+  )
   flagfile = f'--flagfile={tree.flags_file}'
   return f'To continue {after}:\n  {console.command_line("train", flagfile)}'
 

@@ -500,7 +500,7 @@ class _Run:
     state, done = await self.outputs.states.load_latest(structure)
     if state is None:
       return await self._initialize(initial_model)
-    where = console.after(done, self.settings)
+    where = console.describe_place(done, self.settings)
     self.outputs.drop_unsaved(done, where, self.reporter.say)
     await self._drop_unneeded()
     return state, done
