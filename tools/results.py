@@ -106,7 +106,7 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
   folder = output_tree.OutputTree(run.path).model
   has_model = os.path.lexists(os.path.join(folder, about))
   values = {
-    _TEST: 100 * compare.at(run, compare.TEST_ACCURACY, last_round),
+    _TEST: 100 * compare.value_at(run, compare.TEST_ACCURACY, last_round),
     'test_best': 100 * compare.best_validation(run, last_round),
   }
   values |= {
