@@ -133,3 +133,15 @@ def test_columns_by_flags(tmp_path):
   ):
     with pytest.raises(UsageError, match=words):
       sources.find(name, '', DataHparams(**flags))
+
+
+def test_the_test_set_of_equal_rows_is_a_sample(tmp_path):
+  rows = ['smoker,label', *['yes,ill', 'no,well'] * 200]
+  (tmp_path / 'a.csv').write_text('\n'.join(rows))
+  name = f'features:{tmp_path}/a.csv'
+  info = sources.find(name, '', DataHparams())
+  data = sources.load_found(info, None)
+  assert 25 < (data.test.y == 0).sum() < 60 > (data.test.y == 1).sum() > 25
+  # Equal rows are no copies of each other.
+  found = sources.find_problems(info, data)
+  assert found and not any(problem.misleads for problem in found)

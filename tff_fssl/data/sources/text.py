@@ -16,6 +16,7 @@ from tff_fssl.data.sources import columns
 from tff_fssl.data.sources import table
 from tff_fssl.data.sources import tfds
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 
 DataHparams = data_hparams.DataHparams
 _TITLE, _TEXT = 'title', 'text'
@@ -38,10 +39,12 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   )
   unknown = [column for column in others if column not in (_TITLE, _TEXT)]
   if unknown or _TEXT not in others or table.LABEL not in roles:
+    hint = closest(unknown[0], (_TEXT, table.LABEL, _TITLE)) if unknown else ''
     raise UsageError(
       f'{path}: its columns are {", ".join(found.cells)[:80] or "none"}; it'
       f' must have {_TEXT} and {table.LABEL} (or --label_field), and may have'
-      f' {_TITLE}, {table.CLIENT} and {table.SPLIT}; --drop leaves others out'
+      f' {_TITLE}, {table.CLIENT} and {table.SPLIT}; --drop leaves others'
+      f' out{hint}'
     )
   texts = texts_of(found)
   labels, clients, splits = (

@@ -7,7 +7,8 @@ integers in `y`. CSV files, and Parquet files without `x`, are tables: see
 `columns`.
 """
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any, cast
@@ -142,7 +143,7 @@ def _find_table(
     column(table.LABEL),
     column(table.CLIENT),
     column(table.SPLIT),
-    map('\x1f'.join, zip(*used.values())),
+    _numbered(map('\x1f'.join, zip(*cells.values()))),
     settings,
     place=places.__getitem__,
   )
@@ -180,6 +181,18 @@ def _find_table(
     num_strong=0,
     columns=columns,
   )
+
+
+def _numbered(rows: Iterable[str]) -> Iterator[str]:
+  """Appends to each row how often it was there before.
+
+  Rows of a table may be equal although they are of different people. If all of
+  them were in one split, this would be no sample of the table.
+  """
+  before: collections.Counter[str] = collections.Counter()
+  for row in rows:
+    yield f'{row}\x1f{before[row]}'
+    before[row] += 1
 
 
 def check_range(
