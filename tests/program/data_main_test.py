@@ -288,3 +288,15 @@ def test_a_set_of_the_hub(shown, tmp_path):
   assert code == 0
   assert '6 for training, 6 for testing, 5 x 6 x 1' in text
   assert '  cat           3     3\n  dog           3     3\n' in text
+
+
+def test_folders_with_a_server(shown, tmp_path):
+  folders = {f'{name}/{c}': 3 for name in ('server', 'test') for c in 'ab'}
+  picture_folders.class_folders(tmp_path / 'photos', folders)
+  code, text = shown('folder:photos', '--image_size=6')
+  assert code == 1 and 'only deploy takes the data' in text
+  picture_folders.class_folders(tmp_path / 'photos', {'clients/north/a': 2})
+  _, text = shown('folder:photos', '--image_size=6')
+  words = ' '.join(text.split())
+  assert '6 of them, 6 with a label: with --scenario=labels_at_server' in words
+  assert 'only deploy takes the data' not in words and 'of nobody' not in words

@@ -183,6 +183,9 @@ def _look_over(
     about['what'] = data.notes
   _print_data(about, data)
   problems = sources.find_problems(info, data)
+  if not info.has_clients:
+    text = 'there are no examples for clients; only deploy takes the data'
+    problems.append(inspection.Problem(text, True))
   problems += inspection.near_problems(
     (data.train.x, data.test.x), inspection.name_of(data)
   )

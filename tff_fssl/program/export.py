@@ -389,7 +389,7 @@ def _write_tflite(
     )
   durable.write_file(os.path.join(folder, exported.TFLITE_FILE), [content])
   return (
-    f'{len(content) / 1e6:.1f} MB; on {len(x)} test examples its probabilities'
+    f'{len(content) / 1e3:,.0f} KB; on {len(x)} test examples its probabilities'
     f' differ from the model by at most {difference:.1g}'
   )
 
