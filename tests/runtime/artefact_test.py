@@ -8,6 +8,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.client import optimizer as optimizers
+from tff_fssl.models import adapter
+from tff_fssl.models import networks
 from tff_fssl.runtime import artefact
 from tff_fssl.runtime import export
 
@@ -178,6 +181,34 @@ _REFUSED = {
 def test_graphs_that_do_more_than_compute_are_refused(name):
   with pytest.raises(artefact.ArtefactError, match=f'operation {name} '):
     artefact.check_graph(_graph_of(_REFUSED[name]))
+
+
+@pytest.mark.parametrize(
+  'optimizer',
+  [
+    optimizers.Sgd(momentum=0.0, nesterov=False),
+    optimizers.Sgd(momentum=0.9, nesterov=True, weight_decay=0.1),
+    optimizers.RmsProp(),
+    optimizers.Adam(),
+  ],
+)
+def test_the_steps_of_clients_only_compute(optimizer):
+  with tf.Graph().as_default() as graph:
+    network = adapter.Network(
+      lambda: networks.build_network('linear', (2, 2, 1), 3)
+    )
+    slots = optimizer.initialize(network)
+
+    @tf.function(autograph=False)
+    def step():
+      gradients = [tf.ones_like(v) for v in network.trainable_variables]
+      optimizer.apply(network, slots, gradients, tf.constant(0.1))
+      return 1
+
+    step()
+  definition = graph.as_graph_def()
+  del definition.node[:]  # Creates the variables.
+  artefact.check_graph(definition)
 
 
 def test_attributes_of_newer_versions_may_be_left_out():

@@ -47,10 +47,10 @@ _OPERATIONS = frozenset(
   ConcatenateDataset DatasetFromGraph DatasetToGraphV2 DatasetToSingleElement
   If OptionalFromValue OptionalGetValue OptionalHasValue OptionalNone
   PartitionedCall RandomStandardNormal ReadVariableOp ReduceDataset
-  ResourceApplyMomentum StatefulPartitionedCall StatelessIf StatelessWhile
-  TakeDataset TensorDataset TensorListConcatV2 TensorListGetItem
-  TensorListReserve TensorListSetItem TensorListStack VarHandleOp While
-  _Retval""".split()
+  ResourceApplyGradientDescent ResourceApplyMomentum StatefulPartitionedCall
+  StatelessIf StatelessWhile TakeDataset TensorDataset TensorListConcatV2
+  TensorListGetItem TensorListReserve TensorListSetItem TensorListStack
+  VarHandleOp While _Retval""".split()
 )
 _GRAPH_READER, _GRAPH_WRITER = 'DatasetFromGraph', 'DatasetToGraphV2'
 # Attributes of text that choose how to compute. Others may name a file, an
