@@ -151,6 +151,7 @@ def test_invariants(data):
       (
         '--num_labels=',
         '--shards_per_client=',
+        '--size_skew=',
         '--client_test_fraction=',
         '--num_unlabeled=',
         '--partition=pairs',
