@@ -6,15 +6,18 @@ import contexts
 import numpy as np
 import pytest
 import tensorflow_federated as tff
+import tiny_rounds
 import tiny_task
 
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.program import config
 from tff_fssl.program import training
 from tff_fssl.program import training_types
 
-_SERVER = 'labels_at_server'
+_SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')
 
 
@@ -44,7 +47,6 @@ def _next(process, state, elements):
   'algorithm, name',
   [
     *(('fl2', name) for name in _NAMES),
-    ('fixmatch', 'dp'),
     *(
       pytest.param('fixmatch', name, marks=pytest.mark.slow)
       for name in ('robust', 'secure', 'compression')
@@ -76,37 +78,6 @@ def test_rounds_with_clients_and_with_clients_that_weigh_nothing(
     np.testing.assert_array_equal(a, b)
 
 
-def test_secure_sums_refuse_statistics_beside_them():
-  """Also of an aggregator that is not ours."""
-  with pytest.raises(hparams.UsageError, match='static batch norm'):
-    _build('fixmatch', 'secure', norm='bn')
-  with pytest.raises(hparams.UsageError, match='static batch norm'):
-    tiny_task.build.__wrapped__(
-      'fixmatch', model_aggregator=tff.learning.secure_aggregator()
-    )
-  moving = tiny_task.build(
-    'fixmatch',
-    _SERVER,
-    norm='bn',
-    batch_norm_statistics='moving_average',
-    aggregator=aggregator_hparams.AggregatorHparams('secure'),
-  )
-  cohort = tiny_task.cohort(_SERVER)
-  assert _next(moving, moving.initialize(), cohort).metrics['aggregator']
-
-
-def test_clients_that_fail_are_counted_under_secure_sums():
-  """By the sums themselves: a weight of NaN, no report."""
-  process = _build('fixmatch', 'secure', client_learning_rate=1e30)
-  state = _next(process, process.initialize(), []).state
-  metrics = training.flatten(
-    _next(process, state, tiny_task.cohort(_SERVER)).metrics
-  )
-  assert metrics['aggregator/num_rejected_clients'] == 3
-  assert metrics['finalizer/update_skipped'] == 1
-  assert training_types.is_bad_round(metrics)
-
-
 @pytest.mark.parametrize(
   'name', ['secure', pytest.param('compression', marks=pytest.mark.slow)]
 )
@@ -132,40 +103,6 @@ def test_private_rounds_release_nothing_else_of_clients():
     assert set(metrics['aggregator']) == {'inner', 'epsilon', 'delta'}
     epsilons.append(metrics['aggregator']['epsilon'])
   assert 0 == epsilons[0] < epsilons[1] < epsilons[2]
-
-
-# FedMatch's own tests have a quick one.
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['secure', 'dp'])
-def test_past_models_help_where_single_clients_are_not_seen(name):
-  own = {'helpers': 'past', 'num_helpers': 1, 'remembered_clients': 0}
-  algorithms = {'helped': own, 'alone': {'remembered_clients': 0}}
-  finals = {}
-  for kind, hparams_of_kind in algorithms.items():
-    process = tiny_task.build(
-      'fedmatch',
-      _SERVER,
-      norm='none',
-      aggregator=aggregator_hparams.AggregatorHparams(name),
-      hparams=tuple(sorted(hparams_of_kind.items())),
-    )
-    state = process.initialize()
-    for round_num in range(3):
-      elements = tiny_task.cohort(_SERVER, 3, round_num) if round_num else []
-      state, metrics = _next(process, state, elements)
-      assert list(metrics['client_work']['train']) == ['num_clients']
-    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
-    finals[kind] = state.global_model_weights, metrics['communication']
-  helped, alone = finals['helped'], finals['alone']
-  assert np.any(helped[0].sets['past_models'])
-  assert helped[1]['bytes_down'] > alone[1]['bytes_down']
-  if name == 'secure':  # Noise would hide what helpers change.
-    assert np.any(
-      np.abs(
-        helped[0].sets['psi'].trainable[0] - alone[0].sets['psi'].trainable[0]
-      )
-      > 1e-6
-    )
 
 
 def test_private_metrics_do_not_depend_on_clients():
@@ -243,7 +180,7 @@ def test_every_field_has_an_effect_under_some_aggregator():
   assert not set.intersection(*read)
 
 
-@pytest.mark.parametrize('name', ['mean', 'robust', 'secure', 'compression'])
+@pytest.mark.parametrize('name', ['mean', 'secure'])
 def test_clients_that_are_sure_of_everything(name):
   """Learning status 1 - 1e-4 or so, hence weights of 1e-4 or so."""
   process = _build('fl2', name)
@@ -261,6 +198,37 @@ def test_clients_that_are_sure_of_everything(name):
   assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
 
 
+def test_secure_sums_refuse_statistics_beside_them():
+  """Also of an aggregator that is not ours."""
+  with pytest.raises(hparams.UsageError, match='static batch norm'):
+    _build('fixmatch', 'secure', norm='bn')
+  with pytest.raises(hparams.UsageError, match='static batch norm'):
+    tiny_task.build.__wrapped__(
+      'fixmatch', model_aggregator=tff.learning.secure_aggregator()
+    )
+  moving = tiny_task.build(
+    'fixmatch',
+    _SERVER,
+    norm='bn',
+    batch_norm_statistics='moving_average',
+    aggregator=aggregator_hparams.AggregatorHparams('secure'),
+  )
+  cohort = tiny_task.cohort(_SERVER)
+  assert _next(moving, moving.initialize(), cohort).metrics['aggregator']
+
+
+def test_clients_that_fail_are_counted_under_secure_sums():
+  """By the sums themselves: a weight of NaN, no report."""
+  process = _build('fixmatch', 'secure', client_learning_rate=1e30)
+  state = _next(process, process.initialize(), []).state
+  metrics = training.flatten(
+    _next(process, state, tiny_task.cohort(_SERVER)).metrics
+  )
+  assert metrics['aggregator/num_rejected_clients'] == 3
+  assert metrics['finalizer/update_skipped'] == 1
+  assert training_types.is_bad_round(metrics)
+
+
 def test_a_discarded_round_spends_what_it_has_released():
   process = _build('fixmatch', 'dp', min_clients=3)
   state = _next(process, process.initialize(), []).state
@@ -275,3 +243,136 @@ def test_a_discarded_round_spends_what_it_has_released():
   assert spent == sorted(set(spent))
   for first, later in zip(*models[:2], strict=True):
     np.testing.assert_array_equal(first, later)
+
+
+_GIVEN = ('--norm=gn', '--num_labels=30', '--max_client_examples=60000')
+_PROTECTED = {
+  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
+  'dp': ('--aggregator=dp', '--dp_delta=0.001'),
+  'robust': ('--aggregator=robust',),
+  'compression': ('--aggregator=compression',),
+  'cross_device': ('--cross_device',),
+}
+_SINGLE_CLIENTS = 'not part of the sum'
+
+
+@pytest.mark.parametrize(
+  'name, own, kinds, words, remedy',
+  [
+    (
+      'fedmatch',
+      (),
+      ('secure', 'dp', 'cross_device'),
+      '',
+      ('remembered_clients=0',),
+    ),
+    (
+      'fedmatch',
+      (),
+      ('secure',),
+      '',
+      ('remembered_clients=0', 'helpers=past'),
+    ),
+    (
+      'protofssl',
+      (),
+      ('secure', 'dp'),
+      _SINGLE_CLIENTS,
+      ('prototypes=global',),
+    ),
+    ('fedswitch', (), ('secure', 'dp'), _SINGLE_CLIENTS, ('labeler=teacher',)),
+    ('cbafed', (), ('dp',), '', ('weigh_by_examples=false',)),
+    ('feddb', (), ('secure', 'dp'), '', ('weights=uniform',)),
+    ('feddb', ('weights=last_mean',), ('dp',), '', ('weights=uniform',)),
+    (
+      'proxyfl',
+      ('tuning=gpt',),
+      ('secure', 'dp'),
+      _SINGLE_CLIENTS,
+      ('tuning=none',),
+    ),
+    (
+      'fedcon',
+      ('client_state=table',),
+      ('secure', 'dp'),
+      '',
+      ('client_state=none',),
+    ),
+    (
+      'fedrgd',
+      (),
+      ('secure', 'dp', 'robust', 'compression'),
+      'leave them',
+      ('num_groups=1',),
+    ),
+  ],
+)
+def test_protection_refuses_what_single_clients_send_with_what_helps(
+  name, own, kinds, words, remedy
+):
+  flags = lambda values: [f'--{name}.{value}' for value in values]
+  scenario = registry.REGISTRY[name].scenarios[-1]
+  for kind in kinds:
+    given = [f'--algorithm={name}', f'--scenario={scenario}', *_GIVEN]
+    if kind in ('robust', 'compression'):
+      given.remove('--max_client_examples=60000')
+    given += _PROTECTED[kind]
+    with pytest.raises(hparams.UsageError) as refused:
+      config.parse_config([*given, *flags(own)])
+    message = str(refused.value)
+    assert message.startswith(_PROTECTED[kind][0])
+    assert flags(remedy)[0] in message and words in message
+    assert '\n' not in message
+    config.parse_config([*given, *flags(remedy)])
+
+
+_PAST_MODELS = {'helpers': 'past', 'num_helpers': 1, 'remembered_clients': 0}
+
+
+def _quick_or_slow(name, kind, own):
+  marks = () if (name, kind) == ('protofssl', 'secure') else pytest.mark.slow
+  return pytest.param(name, kind, own, marks=marks)
+
+
+@pytest.mark.parametrize(
+  'name, kind, own',
+  [
+    _quick_or_slow('protofssl', 'secure', {'prototypes': 'global'}),
+    _quick_or_slow('protofssl', 'dp', {'prototypes': 'global'}),
+    _quick_or_slow('cbafed', 'secure', {'warmup_rounds': 5}),
+    _quick_or_slow(
+      'cbafed', 'dp', {'warmup_rounds': 5, 'weigh_by_examples': False}
+    ),
+    _quick_or_slow(
+      'feddb', 'secure', {'app_u': 'start', 'weights': 'last_mean'}
+    ),
+    _quick_or_slow('fedmatch', 'secure', _PAST_MODELS),
+    _quick_or_slow('fedmatch', 'dp', _PAST_MODELS),
+    _quick_or_slow('proxyfl', 'secure', {}),
+    _quick_or_slow('proxyfl', 'dp', {}),
+  ],
+)
+def test_what_else_is_in_a_protected_sum(name, kind, own):
+  """One clip scales all numbers alike, so that their ratios stay."""
+  outputs = []
+  for aggregator in (aggregator_hparams.AggregatorHparams(kind), None):
+    process = tiny_task.build(
+      name,
+      _CLIENTS,
+      norm='none',
+      hparams=tuple(own.items()),
+      aggregator=aggregator,
+      max_client_examples=50,
+    )
+    first = _next(process, process.initialize(), tiny_task.cohort(_CLIENTS))
+    outputs.append(first)
+    if aggregator is not None:
+      second = _next(process, first.state, tiny_task.cohort(_CLIENTS, 3, 2))
+      assert list(second.metrics['client_work']['train']) == ['num_clients']
+      assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(second.state))
+  if kind == 'secure':  # It has no noise, but rounds.
+    memories = (
+      (model.sets, model.control)
+      for model in (o.state.global_model_weights for o in outputs)
+    )
+    tiny_rounds.assert_same(*memories, atol=0.02)

@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,17 +26,47 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-def _rounds(process, make_cohort, num_rounds=2):
-  """The state after some rounds, and the last one's metrics."""
-  state, metrics = process.initialize(), None
-  if int(state.client_work) < 1:
-    state = process.next(state, []).state
-  for round_num in range(1, num_rounds + 1):
-    elements = make_cohort(round_num)
-    state, metrics = process.next(
-      state, [tiny_task.dataset(e, process) for e in elements]
+class _Run(NamedTuple):
+  """A process and its first two rounds with clients.
+
+  Attributes:
+    process: The process.
+    states: The states before and after each.
+    metrics: The metrics of each.
+  """
+
+  process: Any
+  states: list
+  metrics: list
+
+
+def _next(process, state, elements):
+  return process.next(state, [tiny_task.dataset(e, process) for e in elements])
+
+
+@functools.lru_cache(maxsize=1)
+def _run(name, scenario):
+  """All tests of an algorithm in a scenario start from this run."""
+  process = tiny_task.build(name, scenario)
+  run = _Run(process, [process.initialize()], [])
+  if int(run.states[0].client_work) < 1:
+    run.states[0] = process.next(run.states[0], []).state
+  for round_num in (1, 2):
+    output = _next(
+      process, run.states[-1], tiny_task.cohort(scenario, round_num=round_num)
     )
-  return state, metrics
+    run.states.append(output.state)
+    run.metrics.append(output.metrics)
+  return run
+
+
+def _assert_same(first, second, atol=0.0):
+  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
+    np.testing.assert_allclose(a, b, atol=atol, rtol=1e-7 if atol else 0)
+
+
+def _are_finite(state):
+  return all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
 
 
 def _trains_clients(name, scenario):
@@ -42,15 +74,12 @@ def _trains_clients(name, scenario):
 
 
 def test_two_rounds(name, scenario):
-  process = tiny_task.build(name, scenario)
-  state, metrics = _rounds(
-    process, lambda r: tiny_task.cohort(scenario, round_num=r)
-  )
+  process, (*_, state), metrics = _run(name, scenario)
   initial = tiny_task.flat(process.initialize())
   final = tiny_task.flat(state)
-  assert all(np.all(np.isfinite(w)) for w in final)
+  assert _are_finite(state)
   assert any(np.any(a != b) for a, b in zip(initial, final, strict=True))
-  train = metrics['client_work']['train']
+  train = metrics[-1]['client_work']['train']
   assert train['num_clients'] == 3
   assert train['num_non_finite_clients'] == 0
   if _trains_clients(name, scenario):
@@ -76,10 +105,9 @@ def test_type_signatures(name, scenario):
 def test_its_own_metrics_are_columns(name, scenario):
   entry = registry.REGISTRY[name]
   own = set(metrics_lib.index_columns(entry.metrics))
-  actual = set()
-  for each in entry.scenarios:
-    actual |= set(tiny_task.metric_columns(tiny_task.build(name, each)))
-  if name != 'fl2':  # Some need other flags; see metrics_test.py.
+  actual = set(tiny_task.metric_columns(tiny_task.build(name, scenario)))
+  # Some of (FL)^2's need other flags; see metrics_test.py.
+  if name != 'fl2' and scenario == entry.scenarios[-1]:
     assert own <= actual
   others = {
     column
@@ -109,8 +137,7 @@ def test_every_loss_of_clients_is_shown(name, scenario):
 
 
 def test_get_and_set_model_weights(name, scenario):
-  process = tiny_task.build(name, scenario)
-  state = process.initialize()
+  process, (state, *_), _ = _run(name, scenario)
   weights = process.get_model_weights(state)
   model = tiny_task.network_fn(name)()
   weights.assign_weights_to(model)
@@ -124,106 +151,78 @@ def test_get_and_set_model_weights(name, scenario):
 
 
 def test_hidden_labels_change_nothing(name, scenario):
-  process = tiny_task.build(name, scenario)
-
-  def shuffled(round_num):
-    elements = tiny_task.cohort(scenario, round_num=round_num)
-    for element in elements:
-      element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
-    return elements
-
-  first, _ = _rounds(process, lambda r: tiny_task.cohort(scenario, round_num=r))
-  second, _ = _rounds(process, shuffled)
-  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
-    np.testing.assert_array_equal(a, b)
+  process, (_, before, expected), _ = _run(name, scenario)
+  elements = tiny_task.cohort(scenario, round_num=2)
+  for element in elements:
+    element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
+  _assert_same(_next(process, before, elements).state, expected)
 
 
 def test_order_of_clients_does_not_matter(name, scenario):
-  process = tiny_task.build(name, scenario)
-  make = lambda r: tiny_task.cohort(scenario, round_num=r)
-  first, _ = _rounds(process, make)
-  second, _ = _rounds(process, lambda r: make(r)[::-1])
-  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
-    np.testing.assert_allclose(a, b, atol=2e-5)
+  process, (_, before, expected), _ = _run(name, scenario)
+  elements = tiny_task.cohort(scenario, round_num=2)[::-1]
+  _assert_same(_next(process, before, elements).state, expected, atol=2e-5)
 
 
 def test_empty_client_and_client_without_a_class(name, scenario):
-  process = tiny_task.build(name, scenario)
-
-  def make(round_num, with_empty):
-    elements = tiny_task.cohort(scenario, round_num=round_num)
-    for part in ('labeled', 'unlabeled'):
-      keep = elements[1][part]['y'] != 0
-      elements[1][part] = collections.OrderedDict(
-        (k, v[keep]) for k, v in elements[1][part].items()
-      )
-    if with_empty:
-      elements.append(tiny_task.client(9, round_num, unlabeled=0))
-    return elements
-
-  without, _ = _rounds(process, lambda r: make(r, False))
-  with_empty, metrics = _rounds(process, lambda r: make(r, True))
+  process, (_, before, _), _ = _run(name, scenario)
+  elements = tiny_task.cohort(scenario, round_num=2)
+  for part in ('labeled', 'unlabeled'):
+    keep = elements[1][part]['y'] != 0
+    elements[1][part] = collections.OrderedDict(
+      (k, v[keep]) for k, v in elements[1][part].items()
+    )
+  without, _ = _next(process, before, elements)
+  elements.append(tiny_task.client(9, 2, unlabeled=0))
+  with_empty, metrics = _next(process, before, elements)
   assert metrics['client_work']['train']['num_clients'] == 4
-  for a, b in zip(
-    tiny_task.flat(without), tiny_task.flat(with_empty), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-6)
+  _assert_same(with_empty, without, atol=1e-6)
 
 
 def test_a_round_without_clients(name, scenario):
-  process = tiny_task.build(name, scenario)
-  make = lambda r: tiny_task.cohort(scenario, round_num=r)
-  before, _ = _rounds(process, make, 1)
+  process, (_, before, _), _ = _run(name, scenario)
   after, metrics = process.next(before, [])
   assert metrics['client_work']['train']['num_clients'] == 0
-  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(after))
-  state, _ = process.next(
-    after, [tiny_task.dataset(e, process) for e in make(3)]
-  )
-  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+  assert _are_finite(after)
+  elements = tiny_task.cohort(scenario, round_num=3)
+  assert _are_finite(_next(process, after, elements).state)
 
 
 def test_a_round_in_which_one_client_has_labels(name, scenario):
   """And one in which none has; some_labels_test.py looks at a client."""
   if scenario != _CLIENTS or not _trains_clients(name, _SERVER):
     pytest.skip('Clients without labels have nothing to learn from.')
-  process = tiny_task.build(name, scenario)
+  process, (state, *_), _ = _run(name, scenario)
   with_labels, *others = tiny_task.cohort(scenario)
   for element in others:
     element['labeled'] = tiny_task.client(0)['labeled']
-  state = process.initialize()
   for elements in ([with_labels, *others], others):
-    cohort = [tiny_task.dataset(element, process) for element in elements]
-    state, metrics = process.next(state, cohort)
+    state, metrics = _next(process, state, elements)
     train = metrics['client_work']['train']
     assert train['num_clients'] == len(elements)
     assert train['num_rejected_clients'] == 0
     assert train['num_non_finite_clients'] == 0
     assert metrics['finalizer']['update_skipped'] == 0
-    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+    assert _are_finite(state)
     losses = [train[metric] for metric in _LABELS & set(train)]
     assert losses
     assert np.all(np.isfinite(losses)) == (len(elements) == 3)
 
 
 def test_constant_and_saturated_images_and_less_than_a_batch(name, scenario):
-  process = tiny_task.build(name, scenario)
-
-  def make(round_num):
-    elements = tiny_task.cohort(scenario, round_num=round_num)
-    few = 2 if elements[0]['labeled']['y'].size else 0
-    elements.append(tiny_task.client(3, round_num, unlabeled=2, labeled=few))
-    for part in ('labeled', 'unlabeled'):
-      for element, level in zip(elements, (0, 255)):
-        element[part]['x'] = np.full_like(element[part]['x'], level)
-      # Whole images of one level, each of its own.
-      of_part = elements[2][part]
-      levels = np.linspace(0, 255, len(of_part['x'])).astype(np.uint8)
-      of_part['x'] = of_part['x'] * 0 + levels[:, None, None, None]
-    return elements
-
-  state, metrics = _rounds(process, make)
-  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+  process, (_, state, _), _ = _run(name, scenario)
+  elements = tiny_task.cohort(scenario, round_num=2)
+  few = 2 if elements[0]['labeled']['y'].size else 0
+  elements.append(tiny_task.client(3, 2, unlabeled=2, labeled=few))
+  for part in ('labeled', 'unlabeled'):
+    for element, level in zip(elements, (0, 255)):
+      element[part]['x'] = np.full_like(element[part]['x'], level)
+    # Whole images of one level, each of its own.
+    of_part = elements[2][part]
+    levels = np.linspace(0, 255, len(of_part['x'])).astype(np.uint8)
+    of_part['x'] = of_part['x'] * 0 + levels[:, None, None, None]
+  state, metrics = _next(process, state, elements)
+  assert _are_finite(state)
   train = metrics['client_work']['train']
   assert train['num_clients'] == 4
   assert train['num_non_finite_clients'] == train['num_rejected_clients'] == 0
@@ -239,17 +238,18 @@ def test_no_honest_client_is_rejected(name, scenario, settings):
     pytest.skip('Its clients do not train.')
   # As many as the largest client has.
   process = tiny_task.build(name, scenario, max_client_examples=16, **settings)
-  _, metrics = _rounds(
-    process, lambda r: tiny_task.cohort(scenario, round_num=r)
-  )
+  state = process.initialize()
+  if int(state.client_work) < 1:
+    state = process.next(state, []).state
+  _, metrics = _next(process, state, tiny_task.cohort(scenario))
   train = metrics['client_work']['train']
   assert train['num_clients'] == 3
   assert train['num_rejected_clients'] == train['num_non_finite_clients'] == 0
 
 
-def _spoilt(scenario, index, round_num):
+def _spoilt(scenario, index):
   """A client whose images make its losses NaN."""
-  element = tiny_task.cohort(scenario, index + 1, round_num)[index]
+  element = tiny_task.cohort(scenario, index + 1, 2)[index]
   for part in ('labeled', 'unlabeled'):
     element[part]['x'] = np.full_like(element[part]['x'], tiny_task.SPOILT)
   return element
@@ -258,20 +258,19 @@ def _spoilt(scenario, index, round_num):
 def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   if not _trains_clients(name, scenario):
     pytest.skip('Its clients do not train.')
-  # With batch norm, (FL)^2 may keep no pseudo-label, and so not train.
-  norm = 'none' if name == 'fl2' else 'bn'
-  process = tiny_task.build(name, scenario, norm=norm)
-  good = lambda r: tiny_task.cohort(scenario, 2, r)
-  bad = lambda index, r: _spoilt(scenario, index, r)
-  without, _ = _rounds(process, good)
-  both = lambda r: [*good(r), bad(2, r)]
-  state, metrics = _rounds(process, both)
+  process, (_, before, _), _ = _run(name, scenario)
+  if name == 'fl2':
+    # With batch norm, it may keep no pseudo-label, and so not train.
+    process = tiny_task.build(name, scenario, norm='none')
+    before = process.next(process.initialize(), []).state
+  good, bad = tiny_task.cohort(scenario, 2, 2), _spoilt(scenario, 2)
+  without, _ = _next(process, before, good)
+  state, metrics = _next(process, before, [*good, bad])
   if scenario == registry.REGISTRY[name].trains_clients[0]:
     # Repeated outside TFF, it is the only one of the cohort that fails.
-    before, _ = _rounds(process, both, 1)
     found = [
       process.find_non_finite(before, tiny_task.dataset(element, process), 2)
-      for element in (*good(2), bad(2, 2), *good(2))
+      for element in (*good, bad, *good)
     ]
     assert [f is None for f in found] == [True, True, False, True, True]
     # Something that it reports, before the first step (0) or in it (1).
@@ -280,21 +279,18 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
     reported = f'{tensor}_min' if step == 0 else tensor
     assert reported in metrics['client_work']['train']
   assert metrics['client_work']['train']['num_non_finite_clients'] == 1
-  for a, b in zip(tiny_task.flat(without), tiny_task.flat(state), strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-6)
+  _assert_same(state, without, atol=1e-6)
   # A round in which all are bad leaves the state, but for the counters.
-  after, metrics = process.next(state, [tiny_task.dataset(bad(0, 3), process)])
+  after, metrics = _next(process, state, [_spoilt(scenario, 0)])
   assert metrics['client_work']['train']['num_non_finite_clients'] == 1
   assert after.client_work == state.client_work + 1
   assert after.finalizer['round_num'] == state.finalizer['round_num'] + 1
-  for a, b in zip(tiny_task.flat(state), tiny_task.flat(after), strict=True):
-    np.testing.assert_array_equal(a, b)
+  _assert_same(after, state)
 
 
 def test_capabilities_are_what_was_compiled(name, scenario):
   algorithm = registry.REGISTRY[name]
-  process = tiny_task.build(name, scenario)
-  state = process.initialize()
+  process, (state, *_), (metrics, _) = _run(name, scenario)
   model = state.global_model_weights
   *trainable, kernel, bias = model.trainable
   if not algorithm.hparams.head_stays:
@@ -303,15 +299,13 @@ def test_capabilities_are_what_was_compiled(name, scenario):
     np.asarray(w).nbytes
     for w in (*trainable, *model.non_trainable, model.statistics_count)
   )
-  _, metrics = _rounds(
-    process, lambda r: tiny_task.cohort(scenario, round_num=r), 1
-  )
   assert algorithm.keeps_client_state(
     algorithm.hparams(**algorithm.tiny_hparams)
   ) == bool(process.num_clients)
   communication = metrics['communication']
   if algorithm.is_alone:
     assert set(communication.values()) == {0}
+    assert process.local_model is None
     return
   # Beside the number of the round.
   values = state.global_model_weights.control.values()

@@ -5,14 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
+import tiny_local
 import tiny_norms
 import tiny_rounds
 import tiny_steps
 import tiny_task
 
-from tff_fssl import runtime
-from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import feddure
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
@@ -23,7 +21,6 @@ from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program import config
-from tff_fssl.rounds import process as process_lib
 
 _CLIENTS = tiny_rounds.CLIENTS
 _RATE = 0.0006
@@ -337,14 +334,6 @@ class TestSteps:
     expected = np.mean(np.log(np.exp(logits).sum(-1)) - picked)
     np.testing.assert_allclose(losses[1], expected, rtol=1e-5)
 
-  def test_fine_tuning_is_learning_from_labels(self):
-    """Even where its batch has views, and a student."""
-    gradient, _, pair = self._gradient(step=4)
-    theirs = base.Algorithm(round=RoundHparams(scenario=_CLIENTS))
-    expected = theirs.labeled_step(_Pair().networks, _batch(4)).gradients[0]
-    np.testing.assert_allclose(gradient, expected, atol=1e-7)
-    np.testing.assert_array_equal(pair.kernels[1], np.float32(_S))
-
   def test_without_labels_the_student_has_no_gain(self):
     batch = _batch(7, of_labels=[0.0] * 3)
     gradient, metrics, _ = self._gradient(batch=batch)
@@ -400,98 +389,49 @@ class TestSteps:
     )
 
 
-def _final(name, elements, own, num_rounds=2, norm='none', **settings):
-  process = tiny_rounds.build(name, _CLIENTS, norm, own, **settings)
-  state = process.initialize()
-  for _ in range(num_rounds):
-    output = process.next(
-      state, [tiny_task.dataset(e, process) for e in elements]
-    )
-    state = output.state
-  return output
+def _train(name, element, sizes=(5, 3), make=optimizer.Sgd, **own):
+  """What a client has after two epochs."""
+  config = training.LoopConfig(2, *sizes, make())
+  return tiny_local.train(name, _CLIENTS, element, config, **own)[1]
 
 
-class TestRounds:
-  """Reductions, and what a round reports."""
+class TestClient:
+  """Reductions, and what a client reports."""
 
   def test_without_the_student_it_is_uda(self):
     """Without sharpening and annealing; the loss differs by a constant."""
-    settings = {'client_epochs': 2, 'client_labeled_batch_size': 3}
+    element = tiny_task.client(0, labeled=4)
     own = {'confidence_threshold': 0.35, 'unlabeled_loss_weight': 2.0}
-    ours = _final(
-      'feddure',
-      tiny_task.cohort(_CLIENTS),
-      {
-        **own,
-        'finetuning_steps': 0,
-        'rampup_steps': 1,
-        'signal_weight': 0.0,
-      },
-      **settings,
-    )
-    theirs = _final(
-      'uda',
-      tiny_task.cohort(_CLIENTS),
-      {**own, 'temperature': 1.0, 'tsa': 'none'},
-      **settings,
-    )
-    tiny_rounds.assert_same(
-      tiny_rounds.model(ours).weights,
-      tiny_rounds.model(theirs).weights,
-      atol=1e-6,
-    )
-    ours, theirs = (o.metrics['client_work']['train'] for o in (ours, theirs))
+    no_student = {
+      'finetuning_steps': 0,
+      'rampup_steps': 1,
+      'signal_weight': 0.0,
+    }
+    ours = _train('feddure', element, **own, **no_student)
+    theirs = _train('uda', element, **own, temperature=1.0, tsa='none')
+    tiny_rounds.assert_same(ours.update, theirs.update, atol=1e-6)
+    ours, theirs = (tiny_steps.means(r.metrics) for r in (ours, theirs))
     assert 0 < ours['pseudo_label_ratio'] == theirs['pseudo_label_ratio']
     assert 'student_gain' not in ours
 
   def test_without_joint_steps_it_is_fedavg_on_labels(self):
-    elements = [
-      tiny_task.client(i, labeled=9 + i, unlabeled=4) for i in range(3)
-    ]
-    settings = {'client_epochs': 2, 'client_labeled_batch_size': 5}
-    ours, theirs = (
-      _final(name, elements, own, **settings)
-      for name, own in (
-        ('feddure', {'finetuning_steps': 50}),
-        ('supervised', {}),
-      )
-    )
-    tiny_rounds.assert_same(
-      tiny_rounds.model(ours).weights,
-      tiny_rounds.model(theirs).weights,
-      atol=1e-6,
-    )
-    train = ours.metrics['client_work']['train']
-    assert np.isnan(train['student_gain'])
+    element = tiny_task.client(0, labeled=9, unlabeled=4)
+    ours = _train('feddure', element, (5, 5), finetuning_steps=50)
+    theirs = _train('supervised', element, (5, 5))
+    tiny_rounds.assert_same(ours.update, theirs.update, atol=1e-6)
+    assert ours.metrics['student_gain'].count == 0
 
-  @pytest.mark.parametrize(
-    'norm', ['none', pytest.param('bn', marks=pytest.mark.slow)]
-  )
-  def test_the_student_changes_rounds_and_is_reported(self, norm):
-    cohort = tiny_task.cohort(_CLIENTS)
-    settings = {'client_epochs': 2, 'client_optimizer': 'adam'}
+  def test_the_student_changes_the_teacher_and_is_reported(self):
+    element = tiny_task.client(0, labeled=4)
     with_it, without = (
-      _final('feddure', cohort, {'signal_weight': w}, 2, norm, **settings)
-      for w in (100.0, 0.0)
+      _train('feddure', element, make=optimizer.Adam, signal_weight=weight)
+      for weight in (100.0, 0.0)
     )
-    assert tiny_rounds.differ(
-      tiny_rounds.model(with_it).weights, tiny_rounds.model(without).weights
-    )
-    train = with_it.metrics['client_work']['train']
-    assert abs(train['student_gain']) > 1e-6
-    assert train['loss_student'] > 0
-    assert 0 < train['pseudo_label_ratio'] <= 1
-    assert train['num_rejected_clients'] == 0
-    assert train['num_non_finite_clients'] == 0
-
-  def test_nothing_of_the_student_travels(self):
-    ours, theirs = (
-      _final(name, tiny_task.cohort(_CLIENTS), {}, 1).metrics['communication']
-      for name in ('feddure', 'fixmatch')
-    )
-    assert ours['bytes_down'] == theirs['bytes_down']
-    # Sums and counts of metrics.
-    assert ours['bytes_up'] - theirs['bytes_up'] < 100
+    assert tiny_rounds.differ(with_it.update, without.update)
+    means = tiny_steps.means(with_it.metrics)
+    assert abs(means['student_gain']) > 1e-6
+    assert means['loss_student'] > 0
+    assert 0 < means['pseudo_label_ratio'] <= 1
 
 
 _GIVEN = ['--algorithm=feddure', '--scenario=labels_at_clients']
@@ -518,37 +458,3 @@ def test_defaults_are_the_authors():
   assert round_hparams.client_optimizer == 'adam'
   assert round_hparams.client_steps == 10
   assert dataclasses.replace(round_hparams, momentum=0.0).weight_decay == 0
-
-
-class TestTrust:
-  """What a deployment relies on."""
-
-  def test_it_compiles_to_map_reduce_form(self):
-    process = tiny_rounds.build('feddure', _CLIENTS)
-    form = process_lib.get_map_reduce_form(process)
-    assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
-
-  @pytest.mark.slow
-  @pytest.mark.parametrize('kind', ['secure', 'dp'])
-  def test_rounds_of_protected_sums(self, kind):
-    context = runtime.build_context(
-      runtime.Settings(simulate_secure_aggregation=True)
-    )
-    cohort = tiny_task.cohort(_CLIENTS)
-    with tff.framework.get_context_stack().install(context):
-      protected, plain = (
-        process.next(
-          process.initialize(), [tiny_task.dataset(e) for e in cohort]
-        )
-        for process in (
-          tiny_task.build(
-            'feddure', _CLIENTS, norm='none', aggregator=aggregator
-          )
-          for aggregator in (aggregator_hparams.AggregatorHparams(kind), None)
-        )
-      )
-    assert list(protected.metrics['client_work']['train']) == ['num_clients']
-    weights = [tiny_rounds.model(o).trainable for o in (protected, plain)]
-    assert all(np.all(np.isfinite(w)) for w in weights[0])
-    if kind == 'secure':  # It has no noise, but rounds.
-      tiny_rounds.assert_same(*weights, atol=1e-3)

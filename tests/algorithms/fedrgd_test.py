@@ -172,20 +172,6 @@ class TestReductions:
       _model(persistent[1]).trainable, _model(two_level[1]).trainable
     )
 
-  @pytest.mark.parametrize('size', [4, 5])
-  @pytest.mark.parametrize('mode', ['persistent_groups', 'two_level_mean'])
-  def test_weights_sum_to_one_for_odd_cohorts(self, size, mode):
-    """SemiFL's code has 7/6 for five clients."""
-    process = _build(
-      own={'mode': mode},
-      client_learning_rate=0.0,
-      server_learning_rate=0.0,
-      weight_decay=0.0,
-    )
-    start = process.initialize().global_model_weights
-    model = _model(_rounds(process, _SERVER, 2, size)[-1])
-    tiny_rounds.assert_same(start.trainable, model.trainable, atol=1e-6)
-
 
 class _Server(base.Server):
   """A server whose copies end at given numbers."""
@@ -270,8 +256,6 @@ class TestServer:
     (groups, *_), theta = model.sets['groups'], model.trainable[0]
     assert np.any(groups[0] != groups[1])
     np.testing.assert_allclose(groups.mean(0), theta, atol=1e-6)
-    two_level = _build(own={'mode': 'two_level_mean'})
-    assert 'groups' not in two_level.initialize().global_model_weights.sets
 
 
 class TestClients:
@@ -355,14 +339,11 @@ class TestClients:
     assert any(np.any(g.numpy()) for g in gradients)
 
 
-@pytest.mark.parametrize('scenario', [_SERVER, _CLIENTS])
-def test_bytes(scenario):
+def test_bytes():
   """Section 1.4: one model down, one up, and a place of two numbers."""
-  figures = _rounds(_build(scenario), scenario, 1)[0].metrics['communication']
-  model = sum(
-    np.asarray(t).nbytes
-    for t in _build(scenario).initialize().global_model_weights.trainable
-  )
+  (output,) = _rounds(_build(), _SERVER, 1)
+  figures = output.metrics['communication']
+  model = sum(np.asarray(t).nbytes for t in _model(output).trainable)
   assert figures['bytes_down_per_client'] == model + 4 + 4
   assert figures['bytes_down_model'] == model + 4  # And a count.
   assert figures['bytes_up_model'] == model + 4 + 8  # And a weight, a place.
@@ -371,19 +352,13 @@ def test_bytes(scenario):
 @pytest.mark.parametrize(
   'place, possible',
   [
-    ((0, 0), True),
     ((1, 2), True),
-    ((-0.0, 1), True),
     ((2, 0), False),
-    ((-1, 0), False),
-    ((0.5, 0), False),
-    ((np.nan, 0), False),
-    ((0, 3), False),
-    ((0, np.inf), False),
-    ((0, -1e30), False),
+    ((0, np.nan), False),
   ],
 )
 def test_false_places_are_rejected(screen, place, possible):
+  """The others: tests/interface/groups_test.py."""
   update = collections.OrderedDict(
     model=[np.ones([2], np.float32)], place=np.array(place, np.float32)
   )
@@ -427,24 +402,6 @@ def screen():
 
 
 class TestAggregators:
-  _MEAN_ONLY = ('dp', 'secure', 'robust', 'compression')
-
-  @pytest.mark.parametrize('name', _MEAN_ONLY)
-  def test_groups_refuse_all_but_the_mean(self, name):
-    argv = ['--algorithm=fedrgd', f'--aggregator={name}']
-    argv += {
-      'secure': [
-        '--simulate_secure_aggregation',
-        '--max_client_examples=99',
-      ],
-      'dp': ['--dp_delta=0.001', '--max_client_examples=99'],
-    }.get(name, [])
-    with pytest.raises(hparams_lib.UsageError) as error:
-      config_lib.parse_config(argv)
-    for words in (f'--aggregator={name}', 'fedrgd.num_groups=1', 'leave them'):
-      assert words in str(error.value)
-    config_lib.parse_config([*argv, '--fedrgd.num_groups=1'])
-
   def test_a_process_with_groups_refuses_an_aggregator(self):
     with pytest.raises(hparams_lib.UsageError, match='2 groups of clients'):
       tiny_task.build(
@@ -495,28 +452,6 @@ def test_group_norm_is_the_default():
   given = ['--algorithm=fedrgd', '--norm=sbn']
   assert config_lib.parse_config(given).run.norm == 'sbn'
   assert config_lib.parse_config([]).run.norm == 'sbn'
-
-
-def test_it_compiles_to_map_reduce_form():
-  assert process_lib.get_map_reduce_form(_build()) is not None
-
-
-@pytest.mark.parametrize(
-  'own',
-  [
-    {'confidence_threshold': 0.4},
-    {'unlabeled_loss_weight': 0.5},
-    {'pseudo_labels': 'each_view'},
-  ],
-  ids=lambda own: '-'.join(own),
-)
-def test_the_loss_follows_its_hyper_parameters(own):
-  def gradients(**own):
-    algorithm = _make(**{'confidence_threshold': 0.34, **own})
-    return [g.numpy() for g in algorithm.step(_networks(), _batch()).gradients]
-
-  for first, second in zip(gradients(), gradients(**own), strict=True):
-    assert np.any(first != 0.0) and np.any(first != second)
 
 
 def test_moving_averages_of_batch_norm_are_averaged_by_group():

@@ -1,15 +1,15 @@
 """FixMatch's loss: the worked example, and what its flags change."""
 
-import contexts
 import numpy as np
 import pytest
+import tiny_local
 import tiny_steps
 import tiny_task
 
 from tff_fssl.algorithms import fixmatch
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.interface.round_hparams import RoundHparams
-
-_context = contexts.of_each_module()
 
 _AT_CLIENTS = RoundHparams(scenario='labels_at_clients')
 
@@ -67,37 +67,33 @@ def test_step(check):
   getattr(tiny_steps, f'check_{check}')(_make())
 
 
-def _weights(norm='none', epochs=1, size=50, **hparams):
-  """The model after two rounds."""
-  process = tiny_task.build(
+def _update(norm='none', epochs=1, **own):
+  """What a client sends after steps of a whole batch."""
+  config = training.LoopConfig(epochs, 50, 50, optimizer.Sgd())
+  _, result = tiny_local.train(
     'fixmatch',
     'labels_at_clients',
+    tiny_task.client(0, labeled=4),
+    config,
     norm=norm,
-    client_epochs=epochs,
-    client_learning_rate=0.3,
-    client_batch_size=size,
-    client_labeled_batch_size=size,
-    hparams=(('confidence_threshold', 0.0), *hparams.items()),
+    learning_rate=0.3,
+    confidence_threshold=0.0,
+    **own,
   )
-  state = process.initialize()
-  for round_num in (0, 1, 2):
-    cohort = tiny_task.cohort('labels_at_clients', round_num=round_num)
-    cohort = [tiny_task.dataset(c, process) for c in cohort]
-    state = process.next(state, cohort if round_num else []).state
-  return np.concatenate([v.ravel() for v in tiny_task.flat(state)])
+  return np.concatenate([np.ravel(change) for change in result.update])
 
 
 def test_the_received_model_labels_as_the_local_one_does_at_first():
-  one_step = _weights()
-  received = _weights(pseudo_labels_by='received')
+  one_step = _update()
+  received = _update(pseudo_labels_by='received')
   np.testing.assert_allclose(received, one_step, atol=1e-6)
-  further = _weights(epochs=4)
+  further = _update(epochs=8)
   assert np.abs(further - one_step).max() > 1e-3
-  received = _weights(epochs=4, pseudo_labels_by='received')
+  received = _update(epochs=8, pseudo_labels_by='received')
   assert np.abs(received - further).max() > 1e-5
 
 
 def test_a_joint_batch_changes_only_batch_norm():
-  np.testing.assert_allclose(_weights(joint_batch=True), _weights(), atol=1e-6)
-  joint, apart = _weights('bn', joint_batch=True), _weights('bn')
+  np.testing.assert_allclose(_update(joint_batch=True), _update(), atol=1e-6)
+  joint, apart = _update('bn', joint_batch=True), _update('bn')
   assert np.abs(joint - apart).max() > 1e-5

@@ -186,7 +186,11 @@ def test_an_algorithm_declares_only_its_own_metrics():
       )
 
 
-@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+# With labels where clients may have them, whose batches count most.
+@pytest.mark.parametrize(
+  'name, scenario',
+  [(name, entry.scenarios[-1]) for name, entry in registry.REGISTRY.items()],
+)
 def test_no_metric_counts_more_than_the_server_allows(name, scenario):
   """It rejects clients that report more than they can have processed."""
   config = training.LoopConfig(2, 5, 5, optimizer.Sgd(0.0, False, 0.0, 0.0))

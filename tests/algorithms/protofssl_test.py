@@ -14,11 +14,8 @@ import tiny_plan
 import tiny_rounds
 import tiny_task
 
-from tff_fssl import runtime
-from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import registry
-from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams
@@ -29,12 +26,10 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.program import config
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import messages
-from tff_fssl.rounds import process as process_lib
 
 _CLIENTS = tiny_rounds.CLIENTS
 _AT_CLIENTS = round_hparams.RoundHparams(scenario=_CLIENTS)
 _KINDS = ('helpers', 'global')
-_WIDTH = 4  # Of the tiny network's embeddings.
 
 
 def _build(kind='helpers', norm='none', own=(), **settings):
@@ -164,17 +159,6 @@ class TestRounds:
       tiny_rounds.model(second).weights, tiny_rounds.model(first).weights
     )
 
-  def test_the_average_model_predicts_by_prototypes_too(self):
-    process = _build(average_decay=0.0001)
-    (output,) = tiny_rounds.run(process, _CLIENTS, 1)
-    x, y = tiny_task.examples(40, 3)
-    result = evaluate.build_evaluate_fn(
-      tiny_task.network_fn('protofssl', 'none'),
-      tiny_task.VIEWS,
-      prediction=process.prediction,
-    )(tiny_rounds.model(output), x, y)
-    assert result['average/loss'] == pytest.approx(result['loss'], abs=1e-2)
-
   @pytest.mark.parametrize('kind', _KINDS)
   def test_global_support_is_used_as_soon_as_there_are_prototypes(self, kind):
     outputs, own = (
@@ -231,53 +215,6 @@ class TestRounds:
     assert train['aggregation_weight_max'] == pytest.approx(19 / 29)
 
 
-@pytest.mark.parametrize(
-  'kind, own',
-  [
-    ('helpers', ()),
-    ('global', ()),
-    ('helpers', {'helper_interval': 2}),
-    ('global', {'support': 'global'}),
-  ],
-  ids=str,
-)
-def test_it_compiles_to_map_reduce_form(kind, own):
-  form = process_lib.get_map_reduce_form(_build(kind, own=own))
-  assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
-
-
-@pytest.fixture(name='secure_context')
-def _secure_context():
-  previous = tff.framework.get_context_stack().current
-  tff.framework.set_default_context(
-    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
-  )
-  yield
-  tff.framework.set_default_context(previous)
-
-
-@pytest.mark.parametrize(
-  'name', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
-)
-def test_global_prototypes_in_a_protected_sum(name, secure_context):
-  """One clip scales sums and numbers alike, so that their ratio stays."""
-  del secure_context
-  own = (('prototypes', 'global'),)
-  process, plain = (
-    tiny_task.build(
-      'protofssl', _CLIENTS, norm='none', hparams=own, aggregator=aggregator
-    )
-    for aggregator in (aggregator_hparams.AggregatorHparams(name), None)
-  )
-  output, expected = (
-    _next(p, p.initialize(), _cohort()) for p in (process, plain)
-  )
-  assert list(output.metrics['client_work']['train']) == ['num_clients']
-  assert np.all(np.isfinite(_sets(output)['prototypes']))
-  if name == 'secure':  # It has no noise, but rounds.
-    tiny_rounds.assert_same(_sets(output), _sets(expected), 0.02)
-
-
 class TestBytes:
   """I13; table 1: 2 models and C (1 + h) k."""
 
@@ -305,30 +242,6 @@ class TestBytes:
     beside = 10 * (num_helpers + 1) + 5 + 4 + 4 + 4
     total = figures['bytes_down_per_client'] + figures['bytes_up_per_client']
     assert total - beside == expected
-
-  @pytest.mark.parametrize('kind', _KINDS)
-  def test_of_a_round(self, kind):
-    (output,) = tiny_rounds.run(_build(kind), _CLIENTS, 1)
-    figures = output.metrics['communication']
-    model = tiny_rounds.model(output)
-    theta = sum(np.asarray(w).nbytes for w in model.trainable)
-    assert figures['bytes_down_model'] == figures['bytes_up_model'] == theta + 4
-    of_set = 3 * (4 * _WIDTH + 1)
-    num_sets = 5 if kind == 'helpers' else 1
-    assert figures['bytes_down_exchange'] == num_sets * of_set
-    # A row also says whether it is valid, and whose; counts are float32.
-    expected = of_set + 5 if kind == 'helpers' else 3 * (4 * _WIDTH + 4)
-    assert figures['bytes_up_exchange'] == expected
-    # Clients are drawn anew: also where helpers stay, each gets them.
-    (held,) = tiny_rounds.run(_build(own={'helper_interval': 2}), _CLIENTS, 1)
-    of_held = held.metrics['communication']
-    if kind == 'helpers':
-      assert of_held == figures
-    for way in ('down', 'up'):
-      parts = ('model', 'statistics', 'exchange', 'scalars')
-      assert figures[f'bytes_{way}_per_client'] == sum(
-        figures[f'bytes_{way}_{part}'] for part in parts
-      )
 
 
 def _figures(algorithm, setup):
@@ -359,73 +272,6 @@ def _figures(algorithm, setup):
   return computed(model, model, 1)
 
 
-_LIAR = 77
-_LIES = {
-  'helpers': [
-    {'prototypes': np.nan},
-    {'prototypes': np.inf},
-    {'prototypes': 1e30},
-    {'prototypes': 1.0, 'exists': False},
-  ],
-  'global': [
-    {'sums': np.nan},
-    {'sums': 1e30},
-    {'counts': -0.1},
-    {'counts': np.nan},
-    {'sums': 0.1, 'counts': 0.0},
-    {'counts': 50.0},
-  ],
-}
-
-
-@pytest.fixture(scope='module', name='lying')
-def _lying():
-  """Kind -> a process whose client of seed 77 + i tells the lie i."""
-  honest = training.LocalTraining.run
-
-  def run(self, *args, seed, **kwargs):
-    result = honest(self, *args, seed=seed, **kwargs)
-    row = dict(result.uploads)
-    for i, lie in enumerate(_LIES['global' if 'sums' in row else 'helpers']):
-      for name, value in lie.items():
-        false = tf.fill(row[name].shape, tf.cast(value, row[name].dtype))
-        row[name] = tf.where(tf.equal(seed[0], _LIAR + i), false, row[name])
-    return result._replace(uploads=row)
-
-  build = tiny_task.build.__wrapped__
-  processes = {}
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training.LocalTraining, 'run', run)
-    for kind in _KINDS:
-      own = (('prototypes', kind),)
-      process = build('protofssl', _CLIENTS, norm='none', hparams=own)
-      state = process.initialize()
-      processes[kind] = process, state, _next(process, state, _cohort())
-  return processes
-
-
-@pytest.mark.parametrize(
-  'kind, index',
-  [(kind, i) for kind in _KINDS for i in range(len(_LIES[kind]))],
-  ids=lambda v: str(v),
-)
-def test_a_client_that_lies_about_prototypes_is_rejected(lying, kind, index):
-  process, state, honest = lying[kind]
-  liar = tiny_task.client(5, labeled=4)
-  liar['seed'] = np.array([_LIAR + index, 1], np.int32)
-  output = _next(process, state, [*_cohort(), liar])
-  assert output.metrics['client_work']['train']['num_rejected_clients'] == 1
-  assert output.metrics['aggregator']['num_rejected_clients'] == 1
-  tiny_rounds.assert_same(
-    tiny_task.flat(honest.state), tiny_task.flat(output.state), 1e-6
-  )
-  # A round of liars alone changes nothing.
-  alone = _next(process, honest.state, [liar])
-  tiny_rounds.assert_same(
-    tiny_task.flat(alone.state), tiny_task.flat(honest.state)
-  )
-
-
 _DEPLOYED = (
   '--algorithm=protofssl',
   '--scenario=labels_at_clients',
@@ -433,24 +279,6 @@ _DEPLOYED = (
   '--num_labels=30',
   '--max_client_examples=60000',
 )
-_PROTECTED = {
-  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
-  'dp': ('--aggregator=dp',),
-}
-
-
-@pytest.mark.parametrize('kind', _PROTECTED)
-def test_protected_sums_refuse_single_clients_prototypes(kind):
-  with pytest.raises(UsageError) as refused:
-    config.parse_config([*_DEPLOYED, *_PROTECTED[kind]])
-  message = str(refused.value)
-  assert message.startswith(f'--aggregator={kind}: ')
-  assert 'not part of the sum' in message
-  assert '--protofssl.prototypes=global' in message
-  assert '\n' not in message
-  config.parse_config(
-    [*_DEPLOYED, *_PROTECTED[kind], '--protofssl.prototypes=global']
-  )
 
 
 @pytest.mark.parametrize(

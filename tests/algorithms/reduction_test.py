@@ -7,15 +7,19 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 import tff_model
+import tiny_local
+import tiny_rounds
 import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import fl2
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.interface import base
 from tff_fssl.models import adapter
 
-_AT_CLIENTS = 'labels_at_clients'
+_AT_SERVER, _AT_CLIENTS = 'labels_at_server', 'labels_at_clients'
 
 
 def _final(process, cohorts):
@@ -25,33 +29,25 @@ def _final(process, cohorts):
   return state
 
 
-def _assert_same(first, second, atol=0.0):
-  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
-    np.testing.assert_allclose(a, b, atol=atol, rtol=0)
-
-
 def _differs(first, second):
   return any(
-    not np.allclose(a, b, atol=1e-6)
-    for a, b in zip(tiny_task.flat(first), tiny_task.flat(second))
+    not np.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True)
   )
 
 
-# Round 0 (the server alone), then two with clients.
-def _fl2_cohorts():
-  cohorts = [tiny_task.cohort('labels_at_server', 3, r) for r in (1, 2)]
-  for element in sum(cohorts, []):
-    # Some pseudo-labels are wrong, for `consistency_on='correct'`.
-    element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
-  return [[], *cohorts]
-
-
-def _fl2(**hparams):
-  # Low, so that the tiny task has confident examples.
-  hparams.setdefault('confidence_threshold', 0.34)
-  return tiny_task.build(
-    'fl2', norm='none', hparams=tuple(sorted(hparams.items()))
-  )
+def _train(**own):
+  """What a client of (FL)^2 sends."""
+  element = tiny_task.client(0)
+  # Some pseudo-labels are wrong, for `consistency_on='correct'`.
+  element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
+  # The threshold is low, so that the tiny task has confident examples.
+  return tiny_local.train(
+    'fl2',
+    _AT_SERVER,
+    element,
+    training.LoopConfig(3, 5, 5, optimizer.Sgd()),
+    **{'confidence_threshold': 0.34, **own},
+  )[1].update
 
 
 def test_supervised_is_tffs_fedavg():
@@ -119,74 +115,42 @@ def _as_lists(weights):
   )
 
 
-def test_fedprox_with_mu_0_is_fedavg_and_with_more_is_not():
-  cohorts = [tiny_task.cohort(_AT_CLIENTS, 3, r) for r in (1, 2)]
-  fedavg, zero, prox = (
-    _final(
-      tiny_task.build('supervised', _AT_CLIENTS, client_epochs=3, **extra),
-      cohorts,
-    )
-    for extra in ({}, {'proximal_strength': 0.0}, {'proximal_strength': 1.0})
-  )
-  _assert_same(fedavg, zero)
-  assert _differs(fedavg, prox)
-
-
 def test_fl2_with_rho_0_has_no_consistency():
-  none = _final(_fl2(consistency='none'), _fl2_cohorts())
-  zero = _final(_fl2(rho=0.0), _fl2_cohorts())
-  some = _final(_fl2(rho=0.5), _fl2_cohorts())
+  none, zero, some = (
+    _train(**own)
+    for own in ({'consistency': 'none'}, {'rho': 0.0}, {'rho': 0.5})
+  )
   # Differences of rounding alone: L_cs at W + 0 is 0 up to it.
-  _assert_same(none, zero, atol=1e-6)
+  tiny_rounds.assert_same(none, zero, atol=1e-6)
   assert _differs(none, some)
 
 
-def test_fl2_with_consistency_weight_0_has_none():
-  none = _final(_fl2(consistency='none'), _fl2_cohorts())
-  zero = _final(_fl2(consistency_weight=0.0), _fl2_cohorts())
-  _assert_same(none, zero, atol=1e-7)
-
-
 def test_fl2_with_equal_learning_status_is_the_plain_mean():
-  def twins(round_num):
-    return [tiny_task.client(0, round_num) for _ in range(3)]
+  def final(cohort, **own):
+    own = tuple({'confidence_threshold': 0.34, **own}.items())
+    process = tiny_task.build('fl2', norm='none', hparams=own)
+    return tiny_task.flat(_final(process, [[], cohort]))
 
-  cohorts = [[], twins(1), twins(2)]
-  weighted = _final(_fl2(), cohorts)
-  uniform = _final(_fl2(learning_status_aggregation=False), cohorts)
-  _assert_same(weighted, uniform, atol=1e-6)
-  others = _fl2_cohorts()
-  assert _differs(
-    _final(_fl2(), others),
-    _final(_fl2(learning_status_aggregation=False), others),
-  )
+  uniform = {'learning_status_aggregation': False}
+  twins = [tiny_task.client(0) for _ in range(3)]
+  tiny_rounds.assert_same(final(twins), final(twins, **uniform), atol=1e-6)
+  others = tiny_task.cohort(_AT_SERVER)
+  assert _differs(final(others), final(others, **uniform))
 
 
-# What each does to a step: fl2_test.py, quickly.
-@pytest.mark.slow
+# The others are in the reference of fl2_test.py.
 @pytest.mark.parametrize(
-  'change',
+  'base, change',
   [
-    {'adaptive_threshold': False},
-    {'ascent': 'sam'},
-    {'consistency': 'sam'},
-    {'consistency_on': 'all', 'confidence_threshold': 0.6},
-    {'consistency_on': 'correct'},
-    {'pseudo_labels': 'per_step'},
-    {'pseudo_label_loss_weight': 0.5},
-    {'consistency_weight': 2.0},
-    {'confidence_threshold': 0.45},
+    ({}, {'adaptive_threshold': False}),
+    ({'confidence_threshold': 0.6}, {'consistency_on': 'all'}),
+    ({}, {'consistency_on': 'correct'}),
+    ({}, {'pseudo_labels': 'per_step'}),
+    ({}, {'confidence_threshold': 0.45}),
   ],
-  ids=lambda c: '-'.join(c),
 )
-def test_every_hyper_parameter_of_fl2_does_something(change):
-  base = {}
-  if 'consistency_on' in change and 'confidence_threshold' in change:
-    base['confidence_threshold'] = change['confidence_threshold']
-  assert _differs(
-    _final(_fl2(**base), _fl2_cohorts()),
-    _final(_fl2(**change), _fl2_cohorts()),
-  )
+def test_hyper_parameters_of_fl2_do_something(base, change):
+  assert _differs(_train(**base), _train(**{**base, **change}))
 
 
 def _batch(per_example=None, values=None):
@@ -304,13 +268,12 @@ def test_e3_aggregation_by_learning_status():
   assert output.measurements['num_weighted_clients'] == 4
 
 
-@pytest.mark.parametrize('weights', [[], [0.0, 0.0]])
-def test_a_round_that_weighs_nothing_is_marked(weights):
+def test_a_round_that_weighs_nothing_is_marked():
   process = guarded.GuardedFactory(tff.aggregators.MeanFactory()).create(
     tff.to_type([(np.float32, [2])]), tff.TensorType(np.float32)
   )
   output = process.next(
-    process.initialize(), [[np.ones([2], np.float32)]] * len(weights), weights
+    process.initialize(), [[np.ones([2], np.float32)]] * 2, [0.0, 0.0]
   )
   assert np.all(np.isnan(output.result[0]))
   assert output.measurements['num_weighted_clients'] == 0

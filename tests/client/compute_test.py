@@ -154,21 +154,3 @@ def test_recurrent_networks_are_not_measured():
 
   with pytest.raises(flops.UnknownFlopsError, match='while'):
     _measure(_SUPERVISED, model_fn)
-
-
-@pytest.mark.parametrize(
-  'misspelt, known',
-  [
-    (lambda batch: batch.streams['unlabelled'], 'unlabeled'),
-    (lambda batch: batch.unlabeled.views['sstrong'], 'strong'),
-  ],
-)
-def test_a_misspelt_name_lists_the_known_ones(misspelt, known):
-  class Misspelt(fixmatch.FixMatch):
-    """Reads something that does not exist."""
-
-    def step(self, networks, batch):
-      misspelt(batch)
-
-  with pytest.raises(KeyError, match=f'there are: .*{known}'):
-    _measure(Misspelt())

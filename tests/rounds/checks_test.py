@@ -156,9 +156,13 @@ class TestCollisions:
     self._check(Changed(), 'psi', 'values that clients receive')
 
   @pytest.mark.parametrize(
-    'name', ['num_examples', 'student_divergence', 'aggregation_weight_max']
+    'where, name',
+    [
+      ('prepare', 'num_examples'),
+      ('prepare', 'student_divergence'),
+      ('finish', 'aggregation_weight_max'),
+    ],
   )
-  @pytest.mark.parametrize('where', ['prepare', 'finish'])
   def test_of_metrics(self, where, name):
     def metrics(place):
       return {name: base.Mean.ratio(1.0, 1.0)} if place == where else {}

@@ -151,10 +151,6 @@ def test_a_client_that_is_not_finite_leaves_the_model():
     np.testing.assert_array_equal(a, b)
 
 
-def test_clients_without_whole_models_have_none():
-  assert tiny_task.build('local_fixmatch', _CLIENTS).local_model is None
-
-
 def test_a_rejected_client_is_explained():
   @dataclasses.dataclass(frozen=True)
   class Wrong(fixmatch.FixMatch):

@@ -8,12 +8,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tiny_task
 
-from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.rounds import process as process_lib
 
-_SERVER = 'labels_at_server'
+_SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 
 
 def _group_norm_model() -> tf.keras.Model:
@@ -98,19 +97,24 @@ def test_aggregators_compile(name):
   assert bool(form.securely_aggregates_tensors) == (name == 'secure')
 
 
-def test_static_batch_norm_is_refused_with_what_helps():
-  process = tiny_task.build('fl2', _SERVER)
-  with pytest.raises(hparams.UsageError) as error:
-    process_lib.get_map_reduce_form(process)
-  for words in ('one client phase', '--norm=sbn', '--norm=gn'):
-    assert words in str(error.value)
+_VARIANTS = (
+  ('feddb', _CLIENTS, {'weights': 'last_mean'}),
+  ('protofssl', _CLIENTS, {'helper_interval': 2}),
+  ('protofssl', _CLIENTS, {'prototypes': 'global', 'support': 'global'}),
+  ('proxyfl', _CLIENTS, {'tuning': 'gpt'}),
+  ('proxyfl', _CLIENTS, {'tuning': 'one_step'}),
+)
 
 
 # docs/deploying.md says so.
 @pytest.mark.slow
-@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
-def test_every_algorithm_compiles_to_both_forms(name, scenario):
-  process = tiny_task.build(name, scenario, norm='none')
+@pytest.mark.parametrize(
+  'name, scenario, own',
+  [*((*scenario, {}) for scenario in tiny_task.scenarios()), *_VARIANTS],
+)
+def test_every_algorithm_compiles_to_both_forms(name, scenario, own):
+  own = tuple(own.items())
+  process = tiny_task.build(name, scenario, norm='none', hparams=own)
   form = process_lib.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
   form = tff.backends.native.compile_to_mergeable_comp_form(process.next)

@@ -90,14 +90,6 @@ def test_another_number_of_classes_is_refused(num_classes):
     _factory(num_classes=num_classes)
 
 
-def test_one_logit_is_refused():
-  def model_fn():
-    return tf.keras.Sequential([_LAYERS.Flatten(), _LAYERS.Dense(1)])
-
-  with pytest.raises(UsageError, match='one logit'):
-    _factory(model_fn, num_classes=None)
-
-
 def test_a_network_of_another_kind_starts_anew_each_time():
   def build(local):
     del local

@@ -49,7 +49,9 @@ def test_slots_are_the_positions_in_a_random_order():
 
 
 def test_slots_reach_clients_that_need_them():
-  process = tiny_task.build('fedrgd', norm='none', num_pretraining_rounds=0)
+  process = tiny_task.build(
+    'fedrgd', norm='none', num_pretraining_rounds=0, stragglers=True
+  )
   source = tiny_task.data_source(process, 'labels_at_server')
   iterator = source.iterator()
   iterator.select()

@@ -107,11 +107,7 @@ def _leaves(type_spec, name=''):
 
 @pytest.mark.parametrize(
   'algorithm, scenario',
-  [
-    ('fl2', 'labels_at_server'),
-    ('fedmatch', 'labels_at_server'),
-    ('protofssl', 'labels_at_clients'),
-  ],
+  [('fedmatch', 'labels_at_server'), ('protofssl', 'labels_at_clients')],
 )
 def test_no_sum_of_clients_integers_can_wrap_around(
   algorithm, scenario, monkeypatch

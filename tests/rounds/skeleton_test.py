@@ -40,62 +40,6 @@ def _fixmatch():
 class TestSwitching:
   """A teacher set, sent by mode; uploads; an EMA after each step."""
 
-  def test_forced_to_the_student_it_is_fedprox_fixmatch(self):
-    ours = two_sets.run(
-      two_sets.build(two_sets.Switching(mode='student'), proximal_strength=0.1)
-    )
-    plain = two_sets.run(two_sets.build(_fixmatch(), proximal_strength=0.1))
-    for a, b in zip(_weights(ours[-1]), _weights(plain[-1]), strict=True):
-      np.testing.assert_array_equal(a, b)
-
-  @pytest.mark.slow
-  def test_both_decays_change_the_teacher(self):
-    """Its labels change more rarely than its predictions."""
-    divergences = set()
-    for kwargs in ({}, {'local_decay': 0.1}, {'decay': 0.1}):
-      process = two_sets.build(two_sets.Switching(mode='teacher', **kwargs))
-      train = two_sets.run(process, 2)[-1].metrics['client_work']['train']
-      divergences.add(float(train['teacher_divergence']))
-    assert len(divergences) == 3
-
-  def test_the_teacher_is_the_average_of_the_students(self):
-    process = _switching(mode='teacher')
-    teacher = [t.copy() for t in process.initialize().global_model_weights[0]]
-    for output in two_sets.run(process):
-      model = output.state.global_model_weights
-      teacher = [0.9 * t + 0.1 * s for t, s in zip(teacher, model.trainable)]
-      for a, b in zip(teacher, model.sets['teacher'].trainable, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-  def test_mode_and_bytes_follow_from_round_to_round(self):
-    process = _switching()
-    one = 4 * sum(
-      int(np.size(w))
-      for w in tf.nest.flatten(
-        process.initialize().global_model_weights.weights
-      )
-    )
-    modes, down = [], []
-    for output in two_sets.run(process, 4):
-      modes.append(float(output.state.global_model_weights.control['mode']))
-      figures = output.metrics['communication']
-      down.append(int(figures['bytes_down_teacher']))
-      assert figures['bytes_down_model'] == one
-      assert figures['bytes_down_per_client'] == one + down[-1] + 8
-      assert figures['bytes_down'] == (
-        figures['bytes_down_per_client']
-        * output.metrics['client_work']['train']['num_clients']
-      )
-      assert figures['percent_of_model_down'] == pytest.approx(
-        100 * figures['bytes_down_per_client'] / one
-      )
-    assert modes == [0.0, 1.0, 0.0, 1.0]
-    assert down == [one, 0, one, 0]
-    train = output.metrics['client_work']['train']
-    assert 0 <= train['student_divergence'] <= np.log(3)
-    assert np.isnan(train['teacher_divergence'])
-    assert 'uploads' not in output.metrics['client_work']
-
   def test_a_signal_out_of_range_rejects_the_client(self):
     def lie(index, element):
       if index == 1:

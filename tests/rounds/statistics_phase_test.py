@@ -107,10 +107,12 @@ def test_a_lie_is_rejected():
 
 
 def test_one_phase_can_be_deployed():
-  process = tiny_task.build('fl2', _SERVER, statistics_phase='training')
+  process = tiny_task.build('fixmatch', _CLIENTS, statistics_phase='training')
   assert process_lib.get_map_reduce_form(process) is not None
-  with pytest.raises(hparams.UsageError, match='--statistics_phase=training'):
-    process_lib.get_map_reduce_form(tiny_task.build('fl2', _SERVER))
+  with pytest.raises(hparams.UsageError, match='one client phase') as error:
+    process_lib.get_map_reduce_form(tiny_task.build('fixmatch', _CLIENTS))
+  for remedy in ('--statistics_phase=training', '--norm=sbn', '--norm=gn'):
+    assert remedy in str(error.value)
   flags = ['--algorithm=fixmatch', '--cross_device', '--norm=sbn']
   with pytest.raises(hparams.UsageError, match='--statistics_phase=training'):
     config.parse_config(flags)

@@ -48,19 +48,6 @@ def test_i6_loss():
   np.testing.assert_allclose(mean, 1.180145, atol=1e-6)
 
 
-def test_fillers_do_not_count():
-  correct = [0.05, 0.30, 0.60, 0.99, 0.01, 0.02]
-  logits = tf.constant(_binary_logits(correct), tf.float32)
-  loss, kept = annealing.tsa_cross_entropy(
-    tf.zeros([6], tf.int32),
-    logits,
-    tf.constant(0.55),
-    tf.constant([1.0, 1, 1, 1, 0, 0]),
-  )
-  np.testing.assert_array_equal(kept, [1, 1, 0, 0, 0, 0])
-  np.testing.assert_allclose(loss, 2.099853, atol=1e-6)
-
-
 def test_what_equals_the_threshold_is_kept():
   _, kept = annealing.tsa_cross_entropy(
     tf.constant([0]), tf.constant([[0.0, 0.0]]), tf.constant(0.5), tf.ones([1])
@@ -69,7 +56,7 @@ def test_what_equals_the_threshold_is_kept():
 
 
 @pytest.mark.parametrize('schedule', ['linear', 'exp'])
-@pytest.mark.parametrize('num_classes', [2, 3, 7, 10, 100, 1000])
+@pytest.mark.parametrize('num_classes', [2, 7, 1000])
 def test_the_end_of_training_drops_nothing(schedule, num_classes):
   threshold = annealing.tsa_threshold(1.0, schedule, num_classes)
   assert float(threshold) == 1.0
@@ -122,16 +109,6 @@ def test_gradient_against_numpy():
   np.testing.assert_allclose(
     tape.gradient(loss, z), reference.gradient(loss_fn, logits), atol=1e-6
   )
-
-
-def test_no_gradient_through_the_kept_weights():
-  logits = tf.constant([[0.0, 0.0]])
-  with tf.GradientTape() as tape:
-    tape.watch(logits)
-    _, kept = annealing.tsa_cross_entropy(
-      tf.constant([0]), logits, tf.constant(0.9), tf.ones([1])
-    )
-  assert tape.gradient(kept, logits) is None
 
 
 @hypothesis.given(

@@ -48,37 +48,6 @@ def test_fl2_e6_masked_consistency():
   )
 
 
-def test_i7_uda_without_sharpening():
-  divergence = losses.kl_divergence(
-    tf.nn.softmax([[2, 1, 0.1]]), tf.constant([[1, 0.5, 0.2]])
-  )
-  np.testing.assert_allclose(divergence, [0.074025], atol=1e-6)
-
-
-def test_i7_fixmatch_is_a_mean_over_the_whole_batch():
-  logits = tf.constant([[1.0, 0, 0], [2, 1, 0], [0, 1, 0], [0, 0, 1]])
-  entropies = losses.cross_entropy(tf.constant([0, 0, 1, 2]), logits)
-  np.testing.assert_allclose(
-    entropies, [0.551445, 0.407606, 0.551445, 0.551445], atol=1e-6
-  )
-  kept = tf.constant([1.0, 1, 0, 1])
-  mean = losses.masked_mean(kept * entropies, tf.ones([4]))
-  np.testing.assert_allclose(mean, 0.377624, atol=1e-6)
-  with_fillers = losses.masked_mean(
-    tf.concat([kept * entropies, [7.0, 7.0]], 0),
-    tf.constant([1.0, 1, 1, 1, 0, 0]),
-  )
-  np.testing.assert_allclose(with_fillers, mean, rtol=1e-6)
-
-
-def test_i7_mixmatch_squared_error():
-  logits = tf.math.log([[0.6, 0.3, 0.1]])
-  error = losses.squared_error(
-    tf.constant([[0.808989, 0.140449, 0.050562]]), logits
-  )
-  np.testing.assert_allclose(error, [0.023859], atol=1e-6)
-
-
 @_soft_losses
 def test_soft_losses_against_numpy(loss_fn):
   rng = np.random.default_rng(0)
@@ -143,27 +112,3 @@ def test_consistency_has_no_gradient_through_its_target():
     tape.watch(_LOGITS)
     loss = losses.masked_consistency(tf.nn.softmax(_LOGITS), _PERTURBED, _MASK)
   assert tape.gradient(loss, _LOGITS) is None
-
-
-def test_kl_of_certainty_is_finite():
-  divergence = losses.kl_divergence(
-    tf.constant([[1.0, 0.0]]), tf.constant([[0.0, 0.0]])
-  )
-  np.testing.assert_allclose(divergence, [np.log(2)], rtol=1e-6)
-
-
-def test_masked_mean_of_nothing_is_zero_with_zero_gradient():
-  values = tf.constant([1.0, 2.0])
-  with tf.GradientTape() as tape:
-    tape.watch(values)
-    mean = losses.masked_mean(values, tf.zeros([2]))
-  assert float(mean) == 0.0
-  np.testing.assert_array_equal(tape.gradient(mean, values), [0.0, 0.0])
-
-
-def test_cross_entropy():
-  np.testing.assert_allclose(
-    losses.cross_entropy(tf.constant([1]), tf.constant([[0.0, 0.0]])),
-    [np.log(2)],
-    rtol=1e-6,
-  )

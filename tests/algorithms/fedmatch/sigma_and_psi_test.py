@@ -81,18 +81,6 @@ def test_i3_penalties_are_sums():
   )
 
 
-@pytest.mark.parametrize('l1, l2', [(0.3, 0.0), (0.0, 2.0), (0.3, 2.0)])
-def test_penalties_by_finite_differences(l1, l2):
-  psi = np.array([[0.4, -0.1], [-0.3, 0.2]])
-  _, gradient_fn = _gradient_fn(_SIGMA, psi, l1, l2)
-  gradient = gradient_fn()
-  for index in np.ndindex(psi.shape):
-    step = np.zeros_like(psi)
-    step[index] = 1e-5
-    slope = _penalty(psi + step, l1, l2) - _penalty(psi - step, l1, l2)
-    np.testing.assert_allclose(gradient[index], slope / 2e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
   'l1, expected',
   [
@@ -143,18 +131,3 @@ def test_i5_small_elements_do_not_predict():
     summed, [0.1, 0.100006, 0.099993, 0.1, 0.10001], atol=1e-8
   )
   assert weights.statistics_count == 2.0
-
-
-def test_the_initial_state_predicts_as_the_weights():
-  """To the bit."""
-  rng = np.random.default_rng(0)
-  weights = Weights(
-    (tf.constant(rng.normal(size=5000).astype(np.float32)),),
-    (),
-    tf.constant(3.0),
-  )
-  algorithm = FedMatch(psi_threshold=0.0)
-  state = algorithm.initial_state(weights, base.Setup())
-  both = algorithm.predicting_weights(state)
-  np.testing.assert_array_equal(both.trainable[0], weights.trainable[0])
-  assert both.statistics_count == 3.0

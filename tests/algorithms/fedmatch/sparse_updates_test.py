@@ -118,14 +118,6 @@ def test_a_failed_training_is_not_hidden():
     np.testing.assert_array_equal(sent[0], [np.nan, 1.0, 0.0])
 
 
-def test_i5_small_elements_of_psi_do_not_count():
-  psi = tf.constant([4e-6, 6e-6, -7e-6, -1e-6, 1e-5])
-  (kept,) = sparse_updates.sparsify([psi], 5e-6)
-  np.testing.assert_allclose(
-    0.1 + kept.numpy(), [0.1, 0.100006, 0.099993, 0.1, 0.10001], atol=1e-9
-  )
-
-
 def test_nan_stays_and_without_threshold_all_stays():
   (kept,) = sparse_updates.sparsify([tf.constant([np.nan, 0.0, -0.5])], 1.0)
   np.testing.assert_array_equal(kept, [np.nan, 0.0, 0.0])
