@@ -112,17 +112,11 @@ def build_partition(
   if server is not None and server.all():
     return _without_clients(labels, settings)
   server = np.zeros(len(labels), bool) if server is None else server
-  validation, pool = _NONE, labels
-  if not server.any():  # Else it validates on its own examples.
-    validation, pool, owners = _hold_out_owners(labels, owners, settings)
-  natural = _NONE
-  if settings.partition in (names.GROUPED, names.CONTINUOUS):
-    owners = partition_splits.merge_owners(
-      owners, client_names, labels, settings
-    )
-    client_names = [''] * settings.num_clients
-  if settings.partition in names.OF_OWNERS:
-    natural = partition_splits.choose_owners(owners, labels, settings)
+  validation, pool, owners = _hold_out_owners(labels, owners, settings, server)
+  owners, natural, client_names = _clients_of_owners(
+    labels, owners, client_names, settings
+  )
+  if len(natural):
     settings = dataclasses.replace(settings, num_clients=len(natural))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
   shuffled = [
@@ -138,11 +132,7 @@ def build_partition(
   unlabeled = _split_unlabeled(
     hidden, unknown, settings, num_holders, owners, natural
   )
-  client_test: list[np.ndarray] = []
-  if settings.client_test_fraction:
-    client_test = _hold_out(labels, settings, unlabeled)
-  client_names = tuple(client_names[i] for i in natural.tolist())
-  client_names *= any(client_names)
+  client_test = _hold_out(labels, settings, unlabeled)
   client_labeled = _label_clients(
     labels, settings, client_names, labeled, unlabeled
   )
@@ -153,9 +143,25 @@ def build_partition(
     validation=np.sort(np.concatenate([validation, others])),
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
-    client_names=client_names,
+    client_names=tuple(client_names),
     client_test=client_test,
   )
+
+
+def _clients_of_owners(
+  labels: np.ndarray,
+  owners: np.ndarray | None,
+  owner_names: Sequence[str],
+  settings: partition_settings.PartitionSettings,
+) -> tuple[np.ndarray | None, np.ndarray, Sequence[str]]:
+  """Finds the owners that are clients: (owners of examples, those, names)."""
+  if settings.partition not in names.OF_OWNERS:
+    return owners, _NONE, ()
+  if settings.partition == names.NATURAL:
+    natural = partition_splits.choose_owners(owners, labels, settings)
+    return owners, natural, [owner_names[i] for i in natural.tolist()]
+  owners = partition_splits.merge_owners(owners, owner_names, labels, settings)
+  return owners, np.arange(settings.num_clients), ()
 
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:
@@ -307,7 +313,9 @@ def _hold_out(
   unlabeled: list[np.ndarray],
 ) -> list[np.ndarray]:
   """Removes each client's evaluation examples from its share, in place."""
-  held_out = []
+  held_out: list[np.ndarray] = []
+  if not settings.client_test_fraction:
+    return held_out
   for client, share in enumerate(unlabeled):
     purpose = seeds.Purpose.CLIENT_TEST
     rng = seeds.generator(settings.seed, purpose, client)
@@ -628,6 +636,7 @@ def _hold_out_owners(
   labels: np.ndarray,
   owners: np.ndarray | None,
   settings: partition_settings.PartitionSettings,
+  server: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
   """Draws whole owners for validation, if it is split by them.
 
@@ -635,6 +644,8 @@ def _hold_out_owners(
     labels: int [N].
     owners: int [N], or None.
     settings: The number of validation examples, and the seed.
+    server: bool [N], the server's examples: if there are some, validation is
+      on these, and no owner is drawn.
 
   Returns:
     The validation examples, int64, ascending; `labels` and `owners`, with
@@ -643,7 +654,8 @@ def _hold_out_owners(
   Raises:
     UsageError: If there are too few owners. Names the flags.
   """
-  if not settings.num_validation or settings.split_by != names.CLIENT:
+  is_wanted = settings.num_validation and settings.split_by == names.CLIENT
+  if not is_wanted or server.any():
     return _NONE, labels, owners
   given = f'--split_by={names.CLIENT}'
   if owners is None:
