@@ -152,8 +152,8 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
   monkeypatch.setattr(clients, 'build_server_data_fn', record)
   config = config_lib.parse_config(
     [
-      *('--dataset=digits', '--norm=none', '--label_noise=1'),
-      '--algorithm=supervised',
+      *('--dataset=digits', '--norm=none', '--num_clients=20'),
+      *('--algorithm=supervised', '--label_noise=1'),
     ]
   )
   task = experiment_lib.build_task(config)
