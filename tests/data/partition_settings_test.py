@@ -63,24 +63,9 @@ def test_records_of_other_types_are_rejected(changed, words):
     partition_settings.PartitionSettings.parse_record(record)
 
 
-@pytest.mark.parametrize(
-  'kwargs, words',
-  [
-    (
-      {'partition': 'fedmatch', 'num_classes': 5, 'num_labels': 5},
-      '10 classes',
-    ),
-    (
-      {'partition': 'natural', 'scenario': names.LABELS_AT_CLIENTS},
-      'set --client_labels=own',
-    ),
-    ({'label_noise': 1.5}, '--label_noise=1.5: must be a share'),
-    ({'client_test_fraction': 1.0}, 'from 0 to 0.9'),
-  ],
-)
-def test_settings_that_no_data_could_satisfy(kwargs, words):
-  with pytest.raises(UsageError, match=words):
-    _settings(**kwargs)
+def test_settings_that_no_data_could_satisfy():
+  with pytest.raises(UsageError, match='--label_noise=1.5: must be a share'):
+    _settings(label_noise=1.5)
 
 
 def test_settings_do_not_change():

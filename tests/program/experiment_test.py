@@ -151,7 +151,10 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
 
   monkeypatch.setattr(clients, 'build_server_data_fn', record)
   config = config_lib.parse_config(
-    ['--dataset=digits', '--norm=none', '--label_noise=1', '--num_clients=20']
+    [
+      *('--dataset=digits', '--norm=none', '--num_clients=20'),
+      *('--algorithm=supervised', '--label_noise=1'),
+    ]
   )
   task = experiment_lib.build_task(config)
   task = dataclasses.replace(task, model_fn=_fragile_model)
@@ -196,6 +199,7 @@ def test_no_round_is_selected_by_what_is_not_defined(tmp_path):
   config = config_lib.parse_config(
     [
       '--dataset=digits',
+      '--algorithm=supervised',
       '--norm=none',
       '--num_clients=20',
       '--num_validation=5',

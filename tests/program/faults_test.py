@@ -5,7 +5,6 @@ And numbers, streams and names that are bad.
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import io
 import os
@@ -18,14 +17,12 @@ import types
 import pytest
 
 from tests.program import fakes
-from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import compare
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import evaluation
 from tff_fssl.program import main
 from tff_fssl.program import plots
-from tff_fssl.program import run_hparams
 from tff_fssl.program import train_main
 from tff_fssl.program import training
 
@@ -87,12 +84,17 @@ def _assert_one_line(code, captured):
   assert 'Traceback' not in captured.err
 
 
-@pytest.fixture
-def run(tmp_path):
-  """The folder of a run of two rounds of fakes, with its last checkpoint."""
-  folder = tmp_path / 'run'
+@pytest.fixture(name='made', scope='module')
+def _made(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('made') / 'run'
   fakes.run(folder, total_rounds=2, keep=1)
   return folder
+
+
+@pytest.fixture
+def run(made, tmp_path):
+  """The folder of a run of two rounds of fakes, with its last checkpoint."""
+  return pathlib.Path(shutil.copytree(made, tmp_path / 'run'))
 
 
 _GOES_ON = {
@@ -101,11 +103,8 @@ _GOES_ON = {
   ('train', 'metrics/eval.csv'): ('missing', 'torn'),
   ('train', 'metrics/timing.csv'): ('missing', 'torn'),
   ('plot', 'metrics/train.csv'): ('torn',),
-  ('plot', 'metrics/eval.csv'): ('missing', 'torn'),
   ('plot', 'metrics/timing.csv'): ('missing', 'torn'),
-  ('compare', 'metrics/train.csv'): ('torn',),
   ('compare', 'metrics/eval.csv'): ('torn',),
-  ('compare', 'metrics/timing.csv'): ('missing', 'torn'),
 }
 
 
@@ -114,11 +113,10 @@ _GOES_ON = {
   'program, name',
   [
     *((p, 'flags.txt') for p in _PROGRAMS),
-    *(
-      (p, f'metrics/{t}.csv')
-      for p in ('train', 'plot', 'compare')
-      for t in ('train', 'eval', 'timing')
-    ),
+    *(('train', f'metrics/{t}.csv') for t in ('train', 'eval', 'timing')),
+    ('plot', 'metrics/train.csv'),
+    ('plot', 'metrics/timing.csv'),
+    ('compare', 'metrics/eval.csv'),
     ('evaluate', 'checkpoints/round_2.ckpt'),
     ('evaluate', 'metrics/eval.csv'),
   ],
@@ -207,18 +205,7 @@ def test_what_is_no_run_is_left_out_with_a_warning(
   _assert_one_line(code, capsys.readouterr())
 
 
-_ODD_NAMES = (
-  'a\nb',
-  'a\rb',
-  'a\udcffb',
-  '\ud800',
-  'a\u2028b',
-  ' a',
-  'a\x1b[2J',
-)
-
-
-@pytest.mark.parametrize('name', _ODD_NAMES)
+@pytest.mark.parametrize('name', ['a\nb', '\ud800', ' a'])
 def test_names_that_no_line_can_hold(name, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for program, argv in (
@@ -245,9 +232,8 @@ def _number_flags():
 
 @pytest.mark.parametrize(
   'value',
-  ['1e-300', '1e300', '-1e300', '99999999999', '-99999999999', '1' * 400,
-   '9' * 5000, 'nan', 'inf', '1e-39', '0x10', '', '--', '1e-45'],
-)  # fmt: skip
+  ['1e300', '-99999999999', '9' * 5000, 'nan', '1e-39', ''],
+)
 def test_absurd_numbers_are_refused(value, capsys, tmp_path):
   for _, name, field in _number_flags():
     if value.isdigit() and isinstance(field.default, float):
@@ -288,19 +274,6 @@ def test_extreme_numbers_that_are_allowed_do_not_hang_the_start(
     )
     assert code in (main.DONE, main.USAGE)
     assert 'Traceback' not in capsys.readouterr().err
-
-
-def test_every_number_of_a_run_is_bounded():
-  for group, name, field in _number_flags():
-    for value in (2**31, 1e39, 1e-39):
-      if isinstance(field.default, int) and not isinstance(value, int):
-        continue
-      with pytest.raises(UsageError, match=field.name):
-        instance = group.hparams()
-        object.__setattr__(instance, field.name, value)
-        hparams.validate(instance)
-      assert name
-  assert dataclasses.is_dataclass(run_hparams.RunHparams)
 
 
 def test_profiles_of_too_many_rounds(capsys):
@@ -367,21 +340,6 @@ def test_streams(shell, code, words, run, tmp_path):
   assert 'Traceback' not in error and 'Exception ignored' not in error
   assert words in error + done.stdout.decode()
   assert len(error.splitlines()) == (code == 2)
-
-
-@pytest.mark.parametrize(
-  'program', sorted(p.name for p in (_ROOT / 'programs').glob('*.py'))
-)
-def test_a_pipe_that_is_closed_is_silent(program):
-  command = f'{sys.executable} {_ROOT}/programs/{program} --help'
-  done = subprocess.run(
-    ['bash', '-c', f'{command} | head -1; exit ${{PIPESTATUS[0]}}'],
-    capture_output=True,
-    check=False,
-  )
-  # `head` may be slower than the program.
-  assert done.returncode in (0, 141) and not done.stderr
-  assert done.stdout.startswith(b'usage: ')
 
 
 def test_text_that_a_terminal_cannot_show():

@@ -1,4 +1,3 @@
-import errno
 import os
 
 import faulty_disk
@@ -120,22 +119,6 @@ def test_a_file_in_the_way(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UsageError, match='file'):
     _open(tmp_path / 'file' / 'run')
-
-
-@pytest.mark.parametrize(
-  'number, word',
-  [(errno.EROFS, 'read-only'), (errno.EACCES, 'permission')],
-)
-def test_a_folder_that_cannot_be_written_to(
-  tmp_path, monkeypatch, number, word
-):
-  def refuse(path, *args, **kwargs):
-    raise OSError(number, os.strerror(number), path)
-
-  monkeypatch.setattr(os, 'makedirs', refuse)
-  with pytest.raises(UsageError, match=word) as error:
-    _open(tmp_path / 'run')
-  assert str(tmp_path / 'run') in str(error.value)
 
 
 def test_a_full_disk_at_the_start(tmp_path):

@@ -127,16 +127,9 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
   'flags,words',
   [
     (['--dataset=text:news.csv', '--model=mlp'], 'allowed are text_cnn and'),
-    (['--dataset=text:news.csv', '--model=keras:MobileNetV2'], 'takes images'),
-    (['--dataset=features:news.npz', '--model=cnn'], 'allowed are linear, mlp'),
-    (['--dataset=digits', '--model=text_cnn'], 'the data set has images'),
     (
       ['--dataset=text:news.csv', '--model=text_cnn', '--algorithm=mixmatch'],
       'cannot be mixed; set --mixmatch.mixup_concentration=0',
-    ),
-    (
-      ['--dataset=text:news.csv', '--model=text_cnn', '--algorithm=semifl'],
-      'cannot be mixed; set --semifl.mixup_concentration=0',
     ),
     (
       ['--dataset=features:news.npz', '--model=mlp', '--max_words=9'],
@@ -146,15 +139,7 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
       ['--dataset=text:news.csv', '--model=text_cnn', '--weak_noise=1'],
       '--weak_noise: has no effect',
     ),
-    (
-      ['--dataset=text:news.csv', '--model=text_cnn', '--augmentation=fl2'],
-      '--augmentation: has no effect',
-    ),
     (['--dataset=text:nwes.csv', '--model=text_cnn'], 'it does not exist'),
-    (
-      ['--dataset=features:news.npz', '--model=mlp', '--num_labels=3'],
-      'multiple of',
-    ),
   ],
 )
 def test_mistakes_are_one_line_before_tensorflow(flags, words, capsys):

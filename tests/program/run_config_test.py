@@ -31,7 +31,6 @@ def _config(*argv):
       ['--clients_per_round=20', '--num_clients=10'],
       ['--clients_per_round=20', '--num_clients=10'],
     ),
-    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
     (
       [_CLIENTS, '--algorithm=semifl'],
       ['--scenario=labels_at_clients', 'semifl', 'fixmatch'],
@@ -42,8 +41,6 @@ def _config(*argv):
     ),
     (['--batch_norm_statistics=moving_average'], ['moving_average']),
     (['--num_clients=0'], ['--num_clients=0', 'at least 1']),
-    (['--num_clients=-1'], ['--num_clients=-1', 'at least 0']),
-    (['--label_noise=1.5'], ['--label_noise=1.5', 'at most 1']),
     (['--equal_sizes'], ['--equal_sizes', 'no effect', '--partition=iid']),
     (
       ['--partition=dirichlet', '--equal_sizes', '--min_client_examples=3'],
@@ -115,12 +112,9 @@ def _config(*argv):
       ['mlflow:https://...@host/x', 'MLFLOW_TRACKING_PASSWORD'],
     ),
     (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
-    (['--profile=2,,4'], ["'' is not a round"]),
-    (['--profile=-1'], ["'-1' is not a round"]),
     (['--profile=5-3'], ['ascending']),
     (['--profile=0'], ['1 to']),
     (['--profile=2,801'], ['801 is not within', '--total_rounds=800']),
-    (['--profile=999999999-999999999'], ['--total_rounds=800']),
     (
       ['--profile=2', '--runtime=tff_worker'],
       ['--runtime=tff_worker', 'in_process'],
@@ -129,24 +123,15 @@ def _config(*argv):
       ['--call_timeout_secs=5'],
       ['--call_timeout_secs=5:', '--runtime=tff_worker'],
     ),
-    (
-      ['--call_timeout_secs=-1', '--runtime=tff_worker'],
-      ['--call_timeout_secs=-1', 'at least 0'],
-    ),
     (['--num_clients=60000'], ['--num_clients=60000', 'training examples']),
     (
       ['--algorithm=fixmatch', _CLIENTS, '--num_labels=1000'],
       ['--num_labels=1000', '100 clients', '50000'],
     ),
     (['--labeled_clients=3'], ['--labeled_clients', 'no effect', 'scenario']),
-    (['--client_labels=own'], ['--client_labels', 'no effect', 'scenario']),
     (
       ['--algorithm=uda', _CLIENTS, '--full_labels', '--client_labels=own'],
       ['--client_labels', 'no effect', '--full_labels'],
-    ),
-    (
-      ['--client_label_classes=2'],
-      ['--client_label_classes', 'no effect', 'scenario'],
     ),
     (
       [
@@ -154,13 +139,6 @@ def _config(*argv):
         '--client_label_classes=2',
       ],
       ['--client_label_classes', 'no effect', '--client_labels=own'],
-    ),
-    (
-      [
-        *('--algorithm=uda', _CLIENTS, '--num_labels=10'),
-        '--client_label_classes=3',
-      ],
-      ['--num_labels=10', '--client_label_classes=3', '9 or 12'],
     ),
     (
       [
@@ -214,8 +192,6 @@ def _config(*argv):
       ],
       ['--num_clients=100: only 0'],
     ),
-    (['--seed=-1'], ['--seed=-1', 'at least 0']),
-    (['--client_learning_rate=nan'], ['finite']),
     (['--cross_device'], ['--norm=sbn', 'second client phase', '--norm=gn']),
     (['--aggregator=median'], ['--aggregator=median', 'robust, secure']),
     (['--dp_delta=1e-6'], ['--dp_delta', 'no effect', '--aggregator=mean']),
@@ -223,14 +199,6 @@ def _config(*argv):
     (
       ['--fl2.consistency=none', '--fl2.rho=0.5'],
       ['--fl2.rho: has no effect with --fl2.consistency=none; omit it'],
-    ),
-    (
-      ['--fl2.consistency=none', '--fl2.consistency_on=all'],
-      ['--fl2.consistency_on: has no effect'],
-    ),
-    (
-      ['--fl2.consistency=none', '--fl2.consistency_weight=2'],
-      ['--fl2.consistency_weight: has no effect'],
     ),
     (
       ['--client_weighting=examples'],
@@ -249,16 +217,6 @@ def _config(*argv):
       ['--clients_per_round=2', 'at least 3 clients', 'outvote'],
     ),
     (
-      [
-        '--algorithm=supervised',
-        '--scenario=labels_at_clients',
-        '--aggregator=robust',
-        '--num_labels=10',
-        '--labeled_clients=2',
-      ],
-      ['2 clients have labels', 'at least 5 of', 'another aggregator'],
-    ),
-    (
       # Of a cohort, at least half must train.
       [
         '--algorithm=supervised',
@@ -268,7 +226,11 @@ def _config(*argv):
         '--labeled_clients=4',
         '--clients_per_round=9',
       ],
-      ['4 clients have labels', 'at least 5 of --clients_per_round=9'],
+      [
+        '4 clients have labels',
+        'at least 5 of --clients_per_round=9',
+        'another aggregator',
+      ],
     ),
     (
       ['--aggregator=dp', '--norm=gn'],

@@ -12,7 +12,6 @@ import sys
 import time
 import types
 
-import faulty_disk
 import numpy as np
 import pytest
 import tiny_tfds
@@ -34,7 +33,7 @@ _SMALL = (
   '--dataset=digits',
   '--algorithm=supervised',
   _CLIENTS,
-  '--model=cnn',
+  '--model=linear',
   '--norm=none',
   '--num_labels=10',
   '--num_clients=20',
@@ -92,6 +91,7 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
         name='digits',
         train=[],
         test=[],
+        server=None,
         example_shape=(8, 8, 1),
         num_classes=10,
       ),
@@ -210,24 +210,9 @@ def unfinished(tmp_path):
 @pytest.mark.parametrize(
   'flags, words',
   [
-    (['--algorithm=fl3'], ['--algorithm=fl3', "did you mean 'fl2'?"]),
-    (['--dataset=cifar11'], ['--dataset=cifar11', 'cifar10']),
     (['--num_label=40'], ['--num_label', 'did you mean --num_labels,']),
-    (['stray'], ["'stray' is not a flag"]),
-    (['--fixmatch.unlabeled_loss_weight=2'], ['--algorithm=fl2 is selected']),
-    (['--fl2.rho=-1'], ['--fl2.rho=-1', 'at least 0']),
     (['--num_labels=60000'], ['--num_labels=60000', '50000']),
-    (['--num_labels=45'], ['--num_labels=45', '40 or 50']),
-    (['--clients_per_round=101'], ['=101', 'at most --num_clients=100']),
-    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
-    (['--partition=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
-    (
-      [_CLIENTS, '--algorithm=semifl'],
-      [_CLIENTS, '--algorithm=semifl runs with labels_at_server only'],
-    ),
     # Another configuration than the one that is there:
-    (['--seed=1'], ['--seed=0 there, 1 now']),
-    (['--total_rounds=10'], ['--total_rounds=800 there, 10 now']),
     (['--algorithm=fixmatch'], ['--algorithm=fl2 there, fixmatch now']),
   ],
 )
@@ -239,28 +224,6 @@ def test_flags(unfinished, flags, words, capsys):
     new = folder.parent / 'new'
     _assert_refused(_train(new, *flags), words, capsys)
     assert not new.exists()
-
-
-def _edit(path, old, new):
-  text = path.read_text()
-  assert old in text
-  path.write_text(text.replace(old, new))
-
-
-@pytest.mark.parametrize(
-  'file, old, new, words',
-  [
-    ('metrics/train.csv', '\n2,', '\n1,', ['train.csv: is not a table of']),
-  ],
-)
-def test_a_changed_file_is_refused_before_anything_is_trained(
-  unfinished, file, old, new, words, capsys
-):
-  folder, _ = unfinished
-  _edit(folder / file, old, new)
-  files = _files(folder)
-  _assert_refused(_train(folder), words, capsys)
-  assert _files(folder) == files
 
 
 def test_a_run_begins_again_when_asked(unfinished, monkeypatch, capsys):
@@ -277,15 +240,6 @@ def test_a_run_begins_again_when_asked(unfinished, monkeypatch, capsys):
   assert {old / path.relative_to(folder) for path in files} == set(_files(old))
   assert set(_files(folder)) == {folder / 'flags.txt'}
   assert 'restart' not in (folder / 'flags.txt').read_text()
-
-
-def test_a_second_program(unfinished, capsys):
-  folder, files = unfinished
-  with output_tree.OutputTree(str(folder)) as tree:
-    tree.open(fakes.config(str(folder)))
-    words = [f'process {os.getpid()} on {os.uname().nodename}, since 20']
-    _assert_refused(_train(folder), words, capsys)
-  assert _files(folder) == files
 
 
 @pytest.mark.parametrize('number', [errno.EROFS, errno.EACCES])
@@ -320,19 +274,10 @@ def test_a_folder_that_cannot_be_written_to(
   assert _files(folder) == files
 
 
-def test_a_full_disk(unfinished, capsys):
-  folder, files = unfinished
-  with faulty_disk.FaultyDisk(0, faulty_disk.FULL).installed():
-    code = _train(folder)
-  _assert_refused(code, [str(folder), 'the disk is full; free some'], capsys)
-  assert _files(folder) == files
-
-
 @pytest.mark.parametrize(
   'what, words',
   [
     ('missing', ["tfds.load('cifar10'"]),
-    ('truncated', ['cannot be read']),
     ('another', ['is not cifar10: it has 7 classes']),
   ],
 )
@@ -341,12 +286,7 @@ def test_data(unfinished, what, words, capsys):
   data = folder.parent / 'data'
   data.mkdir()
   if what != 'missing':
-    num_classes = 7 if what == 'another' else None
-    counts = {'train': 300, 'test': 20}
-    tiny_tfds.write(data, 'cifar10', counts, num_classes)
-  if what == 'truncated':
-    file = max(data.glob('*/*/*train*tfrecord*'))
-    os.truncate(file, file.stat().st_size // 2)
+    tiny_tfds.write(data, 'cifar10', {'train': 300, 'test': 20}, 7)
   words = [*words, str(data)]
   _assert_refused(_train(folder, f'--data_dir={data}'), words, capsys)
   assert _files(folder) == files

@@ -50,11 +50,6 @@ def _hello():
   return comp
 
 
-@_case(4, expected=8)
-def _tensorflow_computation():
-  return _double
-
-
 @_case([1.0, 2.0, 6.0], expected=3.0)
 def _federated_mean():
   @tff.federated_computation(_FLOATS)
@@ -69,15 +64,6 @@ def _federated_weighted_mean():
   @tff.federated_computation(_FLOATS, _FLOATS)
   def comp(x, w):
     return tff.federated_mean(x, w)
-
-  return comp
-
-
-@_case([3, 1, 2], expected=(6, 1, 3))
-def _federated_sum_min_max():
-  @tff.federated_computation(_INTS)
-  def comp(x):
-    return tff.federated_sum(x), tff.federated_min(x), tff.federated_max(x)
 
   return comp
 
@@ -101,24 +87,6 @@ def _federated_aggregate():
   def comp(x):
     mapped = tff.federated_map(_double, x)
     return tff.federated_aggregate(mapped, zero(), accumulate, merge, report)
-
-  return comp
-
-
-@_case([1, 2], expected=[2, 4])
-def _federated_map():
-  @tff.federated_computation(_INTS)
-  def comp(x):
-    return tff.federated_map(_double, x)
-
-  return comp
-
-
-@_case(3, expected=6)
-def _federated_apply():
-  @tff.federated_computation(_SERVER_INT)
-  def comp(x):
-    return tff.federated_map(_double, x)
 
   return comp
 
@@ -325,21 +293,6 @@ def _mutable_hash_table():
   )
   def comp(x):
     return tff.federated_map(count_a, x)
-
-  return comp
-
-
-@_case([1, 2], expected=[4, 5])
-def _variable():
-  @tff.tensorflow.computation(np.int32)
-  def add_to_three(x):
-    variable = tf.Variable(3)
-    with tf.control_dependencies([variable.assign_add(x)]):
-      return variable.read_value()
-
-  @tff.federated_computation(_INTS)
-  def comp(x):
-    return tff.federated_map(add_to_three, x)
 
   return comp
 

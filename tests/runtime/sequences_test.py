@@ -88,8 +88,6 @@ _DATASETS = {
     10, seed=1, reshuffle_each_iteration=False
   ),
   'shuffled and repeated': lambda: _range().shuffle(10, seed=1).repeat(3),
-  'repeated and shuffled': lambda: _range().repeat(3).shuffle(10, seed=1),
-  'shuffled twice': lambda: _range().shuffle(9, seed=1).shuffle(4, seed=2),
   'shuffled and cached': lambda: _range().shuffle(10, seed=1).cache(),
   'shuffled within': lambda: _range().interleave(
     lambda x: tf.data.Dataset.from_tensors(x).repeat(3).shuffle(3, seed=2)

@@ -84,7 +84,7 @@ def _same(a, b):
   return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
 
 
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(st.sampled_from(list(_TENSORS)), _VALUES)
 def test_numbers_as_tff_takes_them(call, in_process, worker, key, value):
   comp = _TENSORS[key]

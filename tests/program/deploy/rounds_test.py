@@ -118,22 +118,37 @@ def _bytes(state):
   return {name: np.asarray(value).tobytes() for name, value in state.items()}
 
 
+@pytest.fixture(scope='module', name='task')
+def _task(tmp_path_factory, _context):
+  folder = tmp_path_factory.mktemp('task') / 'exported'
+  return _Task('fixmatch', _AT_CLIENTS, folder, min_clients=2)
+
+
+@pytest.fixture(scope='module', name='with_rows')
+def _with_rows(tmp_path_factory, _context):
+  folder = tmp_path_factory.mktemp('with_rows') / 'exported'
+  return _Task('fedmatch', _AT_SERVER, folder, norm='none')
+
+
+@pytest.fixture(name='phases_of_three')
+def _phases_of_three(tmp_path, _context):
+  return _Task('fedswitch', _AT_SERVER, tmp_path / 'exported')
+
+
 @pytest.mark.parametrize(
-  'name, scenario, settings',
+  'made, num_phases',
   [
-    ('fedavg', _AT_CLIENTS, {'norm': 'none'}),
-    ('fedswitch', _AT_SERVER, {}),
-    pytest.param(
-      'fedmatch', _AT_SERVER, {'norm': 'none'}, marks=pytest.mark.slow
-    ),
+    ('task', 2),
+    ('with_rows', 1),
+    pytest.param('phases_of_three', 3, marks=pytest.mark.slow),
   ],
 )
 def test_rounds_have_the_bits_of_the_simulation(
-  name, scenario, settings, tmp_path
+  made, num_phases, request, monkeypatch
 ):
-  name = {'fedavg': 'supervised'}.get(name, name)
-  task = _Task(name, scenario, tmp_path, **settings)
-  task.clients.is_reversed = True
+  task = request.getfixturevalue(made)
+  monkeypatch.setattr(task.clients, 'is_reversed', True)
+  task.clients.asked.clear()
   expected, state = task.initial, task.program.initial()
   for round_num in range(task.first_round, 3):
     output = task.in_process(expected, round_num)
@@ -143,23 +158,16 @@ def test_rounds_have_the_bits_of_the_simulation(
     assert _bytes(state) == task.leaves(expected)
     cohort = task.source.client_ids(_SEED, round_num)
     assert outcome.metrics[_TOOK_PART] == len(cohort)
-  phases = task.program.num_phases
-  assert phases == (3 if name == 'fedswitch' else 1)
-  assert len(task.clients.asked) == 2 * _PER_ROUND * phases
-
-
-@pytest.fixture(scope='module', name='task')
-def _task(tmp_path_factory, _context):
-  folder = tmp_path_factory.mktemp('task') / 'exported'
-  return _Task('fixmatch', _AT_CLIENTS, folder, min_clients=2)
+  assert task.program.num_phases == num_phases
+  assert len(task.clients.asked) == 2 * _PER_ROUND * num_phases
 
 
 @pytest.fixture(name='victim')
 def _victim(task):
   """The client of round 1 that misbehaves."""
+  task.clients.asked.clear()
   yield task.source.client_ids(_SEED, 1)[1]
   task.clients.change = lambda ask, reply: [reply]
-  task.clients.asked.clear()
 
 
 def _of(victim, phase, make):
@@ -420,8 +428,8 @@ def test_a_round_without_anybody_is_none(task, trouble):
   assert len(set(cohorts)) > 1
 
 
-def test_a_row_of_another_client_is_rejected(tmp_path):
-  task = _Task('fedmatch', _AT_SERVER, tmp_path, norm='none')
+def test_a_row_of_another_client_is_rejected(with_rows):
+  task = with_rows
   names = [spec['name'] for spec in task.program.specs(0)]
   place = next(i for i, n in enumerate(names) if n.endswith('row/client_id'))
   first, second, _ = task.source.client_ids(_SEED, 1)
