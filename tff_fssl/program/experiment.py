@@ -619,7 +619,8 @@ def chosen_figures(
     return ()
   figures = run_hparams.parse_figures(run.metrics)
   _, counts = np.unique(test_labels, return_counts=True)
-  if not figures and max(counts) > _UNEVEN * min(counts):
+  is_uneven = len(counts) and max(counts) > _UNEVEN * min(counts)
+  if is_uneven and not figures:
     figures = (metrics_lib.BALANCED_ACCURACY,)
   selects = run.num_validation and run.best_by in metrics_lib.FIGURES
   return tuple(dict.fromkeys([*figures, *[run.best_by] * bool(selects)]))
