@@ -37,6 +37,7 @@ _EXPORTED = {
   'MixMatch': 'tff_fssl.algorithms.mixmatch',
   'SemiFl': 'tff_fssl.algorithms.semifl',
   'Fl2': 'tff_fssl.algorithms.fl2',
+  'FreeMatch': 'tff_fssl.algorithms.freematch',
   'FedSwitch': 'tff_fssl.algorithms.fedswitch',
   'TsServerEma': 'tff_fssl.algorithms.fedswitch',
   'TsClientEma': 'tff_fssl.algorithms.fedswitch',

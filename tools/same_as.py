@@ -108,8 +108,8 @@ _SCENARIOS = {
   ),
 }
 _ALGORITHMS = (
-  'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
-  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
+  'supervised fixmatch freematch uda mixmatch semifl fl2 fedswitch'
+  ' ts_server_ema ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
   ' cbafed feddb feddure'
   ' local_supervised local_uda local_fixmatch'
 ).split()

@@ -13,6 +13,7 @@ from tff_fssl.algorithms import fedrgd
 from tff_fssl.algorithms import fedswitch
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import fl2
+from tff_fssl.algorithms import freematch
 from tff_fssl.algorithms import local_training
 from tff_fssl.algorithms import mixmatch
 from tff_fssl.algorithms import protofssl
@@ -64,6 +65,7 @@ def register(algorithm: type[base.Algorithm]) -> None:
 for _algorithm in (
   supervised.Supervised,
   fixmatch.FixMatch,
+  freematch.FreeMatch,
   uda.Uda,
   mixmatch.MixMatch,
   semifl.SemiFl,

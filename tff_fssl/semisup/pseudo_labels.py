@@ -14,7 +14,7 @@ def loss(
   logits: tf.Tensor,
   hidden_labels: tf.Tensor,
   weights: tf.Tensor,
-  threshold: float,
+  threshold: float | tf.Tensor,
 ) -> tuple[tf.Tensor, dict[str, Mean]]:
   """Computes FixMatch's loss on pseudo-labels (Sohn et al. 2020, eq. 4).
 
@@ -27,7 +27,8 @@ def loss(
     hidden_labels: int32 [B], for metrics only, -1 where unknown.
     weights: float32 [B], 0 for fillers, whose loss is 0. The loss is a mean
       over the whole batch, fillers included; metrics leave them out.
-    threshold: The least probability of a pseudo-label, in [0, 1].
+    threshold: The least probability of a pseudo-label, in [0, 1]: one for all,
+      or float32 [B], one for each.
 
   Returns:
     The loss, float32 scalar, and metrics of the pseudo-labels.

@@ -57,7 +57,7 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
   )
 
 
-def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
+def fixed_mask(probs: tf.Tensor, threshold: float | tf.Tensor) -> tf.Tensor:
   """Tells where the largest probability reaches `threshold`.
 
   Eq. 11 of the (FL)^2 paper has >. The authors' code has >=, as does FixMatch's
@@ -65,7 +65,7 @@ def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
 
   Args:
     probs: float32 [N, C], rows sum to 1.
-    threshold: In [0, 1].
+    threshold: In [0, 1]: one for all, or float32 [N], one for each.
 
   Returns:
     bool [N].
