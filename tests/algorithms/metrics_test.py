@@ -43,12 +43,17 @@ _ADDED = {
     'bad_round',
     # Sets and rows, by their names.
     *(f'communication/bytes_{way}_...' for way in ('down', 'up')),
+    metrics.NUM_KNOWN,
     # Of the data source.
     *participation.NOBODY.counts(),
   },
   'eval.csv': {
     'round',
-    *(f'{s}/{m}' for s in ('test', 'validation') for m in _EVALUATED),
+    *(
+      f'{s}/{m}'
+      for s in ('test', 'validation')
+      for m in (*_EVALUATED, *metrics.FIGURES)
+    ),
     # With --average_decay, a teacher (see skeleton_test.py), or
     # --fedmatch.evaluate_sets (see fedmatch_test.py).
     *(
