@@ -133,6 +133,7 @@ _OWN_FIGURES = (
   'fedmatch',
   'fedrgd',
   'fedswitch',
+  'freematch',
   'protofssl',
   'proxyfl',
   'sage',

@@ -74,6 +74,12 @@ class FreeMatch(base.Algorithm):
         metrics_lib.LOSS_AT_CLIENTS, 'fairness', metrics_lib.DOTTED
       ),
     ),
+    metrics_lib.client_range(
+      'mean_confidence',
+      "A client's mean confidence at the received weights, to which"
+      " FreeMatch's tau moves.",
+      curve=metrics_lib.Curve('Mean confidence of clients'),
+    ),
     metrics_lib.client_metric(
       'self_adaptive_threshold',
       "FreeMatch's tau: the highest threshold of a class.",
@@ -128,18 +134,20 @@ class FreeMatch(base.Algorithm):
     tau, prediction, counts = split(client.received[_AVERAGES])
     probs = client.predict(self.round.statistics_batch_size)
     predicted = tf.one_hot(tf.argmax(probs, -1), probs.shape[-1])
-    own = tf.concat(
+    rows = tf.concat(
       [tf.reduce_max(probs, -1, keepdims=True), probs, predicted], axis=1
+    )
+    # Without examples, it is 0, and moves nothing.
+    own = tf.math.divide_no_nan(
+      tf.reduce_sum(rows, 0), tf.cast(tf.shape(rows)[0], tf.float32)
     )
     return base.Prepared(
       values={
         'limits': tau * prediction / tf.reduce_max(prediction),
         'expected': _relate(prediction, counts),
-        # Without examples, it is 0, and moves nothing.
-        _AVERAGES: tf.math.divide_no_nan(
-          tf.reduce_sum(own, 0), tf.cast(tf.shape(own)[0], tf.float32)
-        ),
+        _AVERAGES: own,
       },
+      ranges={'mean_confidence': own[0]},
       metrics={'self_adaptive_threshold': base.Mean.ratio(tau[0], 1.0)},
     )
 
