@@ -110,7 +110,7 @@ def build_partition(
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
   if server is not None and server.all():
-    return _without_clients(labels, settings)
+    return _partition_server(labels, settings)
   server = np.zeros(len(labels), bool) if server is None else server
   validation, pool, owners = _hold_out_owners(labels, owners, settings, server)
   owners, natural, client_names = _clients_of_owners(
@@ -508,7 +508,7 @@ def _split_labels(
   return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
 
 
-def _without_clients(
+def _partition_server(
   labels: np.ndarray, settings: partition_settings.PartitionSettings
 ) -> partition_lib.Partition:
   """Partitions the examples of a server whose clients are elsewhere."""

@@ -258,7 +258,7 @@ def find(
     read = [path for path in paths if path not in unreadable]
     data = dataclasses.replace(data, place=read.__getitem__)
     server = [*map(listing.is_at_server, read[: len(data.train)])]
-    if any(server) or all(server):
+    if any(server) or not server:
       data = dataclasses.replace(data, server=np.array(server, bool))
     return data
 

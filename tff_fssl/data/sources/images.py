@@ -321,7 +321,7 @@ def open_splits(
 def find_classes(
   name: str, data_dir: str, settings: DataHparams
 ) -> sources.Info:
-  """Finds `classes:NAME,NAME`, images of which none is here.
+  """Describes the images of `classes:NAME,NAME`, which only clients have.
 
   Args:
     name: The value of `--dataset`.

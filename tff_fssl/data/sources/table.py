@@ -30,6 +30,8 @@ USUAL = {
   CLIENT: ('client', 'hospital', 'site', 'center', 'centre'),
   SPLIT: ('split',),
 }
+# The flags that `choose` reads.
+CHOOSING = frozenset({'drop', *(f'{role}_field' for role in USUAL)})
 TRAIN, TEST = 'train', 'test'
 INDEX = '__index_level_'
 # The file's size bounds a field's.
@@ -116,6 +118,46 @@ def read_all(path: str) -> Table:
       cells.append(value.strip())
     table.places.append(place)
   return table
+
+
+def choose(
+  found: Sequence[str], settings: data_hparams.DataHparams
+) -> tuple[dict[str, str], list[str]]:
+  """Chooses the columns of labels, clients and splits, and all others.
+
+  Args:
+    found: All columns.
+    settings: The flags `CHOOSING`. Columns without a flag are found by `USUAL`
+      names.
+
+  Returns:
+    Role -> column, for those that exist, and the other columns, but for those
+    that are dropped.
+
+  Raises:
+    UsageError: If a column does not exist.
+  """
+  dropped = [n.strip() for n in settings.drop.split(',') if n.strip()]
+  by_case = {name.casefold(): name for name in found}
+  roles = {}
+  for role, names_of in USUAL.items():
+    flag = getattr(settings, f'{role}_field')
+    if flag and flag not in found:
+      raise UsageError(
+        f'--{role}_field={flag}: there is no such column; columns are'
+        f' {", ".join(found)}{closest(flag, found)}'
+      )
+    name = flag or next((by_case[n] for n in names_of if n in by_case), '')
+    if name and name not in dropped:
+      roles[role] = name
+  for name in dropped:
+    if name not in found:
+      raise UsageError(
+        f'--drop={settings.drop}: there is no column {name!r}; columns are'
+        f' {", ".join(found)}{closest(name, found)}'
+      )
+  used = {*roles.values(), *dropped}
+  return roles, [name for name in found if name not in used]
 
 
 def labels_for(

@@ -1,6 +1,7 @@
 """Texts in CSV files: `--dataset=text:PATH`, `--dataset=ag_news`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+import dataclasses
 import os
 import re
 
@@ -12,7 +13,6 @@ from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.data import sources
 from tff_fssl.data import text_views
-from tff_fssl.data.sources import columns
 from tff_fssl.data.sources import table
 from tff_fssl.data.sources import tfds
 from tff_fssl.hparams import UsageError
@@ -33,10 +33,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
   """Reads `text:PATH` (see `sources.find`)."""
   path = table.resolve_path(name, data_dir, names.TEXT)
   found = table.read_all(path)
-  flags = {role: getattr(settings, f'{role}_field') for role in table.USUAL}
-  roles, others = columns.choose(
-    list(found.cells), flags, table.USUAL, settings.drop
-  )
+  roles, others = table.choose(list(found.cells), settings)
   unknown = [column for column in others if column not in (_TITLE, _TEXT)]
   if unknown or _TEXT not in others or table.LABEL not in roles:
     hint = closest(unknown[0], (_TEXT, table.LABEL, _TITLE)) if unknown else ''
@@ -59,9 +56,9 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
     settings,
     place=found.places.__getitem__,
   )
-  uses = {'drop', *(f'{role}_field' for role in table.USUAL)}
-  return _info(
-    name, path, path, texts, marks, settings, found.problems, roles, uses
+  info = _info(name, path, path, texts, marks, settings, found.problems)
+  return dataclasses.replace(
+    info, uses=info.uses | table.CHOOSING, about={**info.about, **roles}
   )
 
 
@@ -134,8 +131,6 @@ def _info(
   marks: table.Marks,
   settings: DataHparams,
   problems: Sequence[inspection.Problem] = (),
-  roles: Mapping[str, str] | None = None,
-  uses: Collection[str] = (),
 ) -> sources.Info:
   """Returns the facts of texts."""
 
@@ -158,12 +153,10 @@ def _info(
   facts = marks.info(
     name=name,
     example_shape=(settings.max_words,),
-    uses=frozenset({*data_hparams.TEXTS, *uses}),
+    uses=frozenset(data_hparams.TEXTS),
   )
   facts['problems'] += (*problems, *_unit_problems(texts, settings))
-  return sources.Info(
-    **facts, read=read, about={'where': where, **(roles or {})}
-  )
+  return sources.Info(**facts, read=read, about={'where': where})
 
 
 def _unit_problems(

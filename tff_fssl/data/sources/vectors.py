@@ -125,10 +125,7 @@ def _find_table(
 ) -> VectorInfo:
   """Reads a table (see `sources.describe`)."""
   cells, places, problems = table.read_all(path)
-  flags = {role: getattr(settings, f'{role}_field') for role in table.USUAL}
-  roles, features = columns_lib.choose(
-    list(cells), flags, table.USUAL, settings.drop
-  )
+  roles, features = table.choose(list(cells), settings)
   if table.LABEL not in roles:
     raise UsageError(
       f'{path}: its columns are {", ".join(cells)}; name that of the classes by'
@@ -167,7 +164,7 @@ def _find_table(
     example_shape=x.shape[1:],
     uses=frozenset(
       {*data_hparams.WEAK_VECTORS, *data_hparams.STRONG_VECTORS}
-      | {'drop', *(f'{role}_field' for role in table.USUAL)}
+      | table.CHOOSING
     ),
   )
   facts['problems'] += (*problems, *found)
