@@ -16,6 +16,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.interface import base
 from tff_fssl.interface.round_hparams import RoundHparams
 from tff_fssl.models.weights import Weights
+from tff_fssl.semisup import frequencies
 
 _CLIENTS = tiny_rounds.CLIENTS
 
@@ -50,7 +51,7 @@ class TestDb1:
     expected += [[0.035533, 0.928381, 0.036086], [0.898016, 0.054974, 0.047010]]
     expected += [[0.082335, 0.081486, 0.836179]]
     np.testing.assert_allclose(
-      feddb.debias(tf.constant(_PROBS), prior), expected, atol=1e-6
+      frequencies.divide(tf.constant(_PROBS), prior), expected, atol=1e-6
     )
 
   @pytest.mark.parametrize('debias, kept', [(True, [0]), (False, [0, 3])])
@@ -77,7 +78,7 @@ class TestDb1:
   def test_a_class_without_probability_stays_without(self):
     probs = tf.constant([[1.0, 0.0], [1.0, 0.0]])
     np.testing.assert_array_equal(
-      feddb.debias(probs, tf.constant([1.0, 0.0])), probs
+      frequencies.divide(probs, tf.constant([1.0, 0.0])), probs
     )
 
   def _moved(self, mask=(1.0, 1.0), **values):

@@ -183,7 +183,7 @@ class FedDb(base.Algorithm):
     """Computes APP-U, and debiased pseudo-labels (step 2)."""
     probs = client.predict(self.round.statistics_batch_size, own_moments=True)
     app_u = _mean(probs, tf.ones_like(probs[:, 0]))
-    debiased = debias(probs, app_u) if self.debias else probs
+    debiased = frequencies.divide(probs, app_u) if self.debias else probs
     labels = thresholds.pseudo_labels(debiased)
     kept = thresholds.fixed_mask(debiased, self.confidence_threshold)
     # An example with NaN is kept, so that the update becomes NaN and the client
@@ -297,27 +297,6 @@ def _mean(probs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   total = tf.reduce_sum(weights[:, None] * probs, axis=0)
   uniform = tf.fill(tf.shape(total), 1.0 / probs.shape[-1])
   return tf.where(num > 0.0, tf.math.divide_no_nan(total, num), uniform)
-
-
-def debias(probs: tf.Tensor, prior: tf.Tensor) -> tf.Tensor:
-  """Divides predictions by a prior, and scales them to sum 1 (step 2).
-
-  Args:
-    probs: float32 [N, C].
-    prior: float32 [C], of sum 1.
-
-  Returns:
-    float32 [N, C].
-
-  Examples:
-    >>> import tensorflow as tf
-    >>> from tff_fssl.algorithms import feddb
-    >>> probs, prior = tf.constant([[0.6, 0.4]]), tf.constant([0.75, 0.25])
-    >>> print(feddb.debias(probs, prior).numpy().round(3))
-    [[0.333 0.667]]
-  """
-  ratios = tf.math.divide_no_nan(probs, prior)
-  return tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios, -1, keepdims=True))
 
 
 def cohort_weights(app_u: tf.Tensor) -> tf.Tensor:

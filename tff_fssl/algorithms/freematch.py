@@ -144,7 +144,7 @@ class FreeMatch(base.Algorithm):
     return base.Prepared(
       values={
         'limits': tau * prediction / tf.reduce_max(prediction),
-        'expected': _relate(prediction, counts),
+        'expected': frequencies.divide(prediction, counts),
         _AVERAGES: own,
       },
       ranges={'mean_confidence': own[0]},
@@ -207,12 +207,6 @@ def split(averages: tf.Tensor) -> list[tf.Tensor]:
   return parts
 
 
-def _relate(prediction: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-  """Divides a mean prediction by frequencies, and scales it to sum 1."""
-  ratios = tf.math.divide_no_nan(prediction, counts)
-  return tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios))
-
-
 def fairness_loss(
   logits: tf.Tensor, kept: tf.Tensor, expected: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -241,6 +235,6 @@ def fairness_loss(
     tf.math.divide_no_nan(tf.reduce_sum(kept[:, None] * part, 0), num)
     for part in (probs, predicted)
   )
-  log = tf.math.log(_relate(mean, counts) + 1e-12)
+  log = tf.math.log(frequencies.divide(mean, counts) + 1e-12)
   has_kept = tf.cast(num > 0.0, tf.float32)
   return has_kept * tf.reduce_sum(expected * log), has_kept

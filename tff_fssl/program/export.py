@@ -260,7 +260,7 @@ class ServingModel(tf.Module):
       self._predict, autograph=False, input_signature=[spec]
     )
 
-  def on_device(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+  def predict_on_device(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     """Predicts as `predict`, but takes the numbers of a text's words."""
     if self._kind == data_names.VECTORS:
       examples = examples[:, tf.newaxis]  # The plain view is the only one.
@@ -275,7 +275,7 @@ class ServingModel(tf.Module):
         self._data.max_words,
         self._data.text_unit,
       )
-    return self.on_device(examples)
+    return self.predict_on_device(examples)
 
 
 def export_model(
@@ -367,7 +367,7 @@ def _write_tflite(
   name = 'words' if task.data.train.kind == data_names.TEXTS else given.name
   spec = tf.TensorSpec([None, *x.shape[1:]], x.dtype, name)
   on_device = tf.function(
-    module.on_device, autograph=False, input_signature=[spec]
+    module.predict_on_device, autograph=False, input_signature=[spec]
   )
   try:
     # Its own warnings are about its new name.

@@ -494,12 +494,12 @@ def _check_data(config: Config) -> None:
   run = config.run
   info = config.info
   by = config.data.split_by
-  if by == data_names.CLIENT and 'test_share' not in info.uses:
-    if not run.num_validation:
-      raise UsageError(
-        f'--split_by={by}: the data say which examples are for testing, and'
-        ' there are none for validation; omit it, or give --num_validation=N'
-      )
+  draws = 'test_share' in info.uses or run.num_validation
+  if by == data_names.CLIENT and not draws:
+    raise UsageError(
+      f'--split_by={by}: the data say which examples are for testing, and'
+      ' there are none for validation; omit it, or give --num_validation=N'
+    )
   settings = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
   holders = settings.num_labeled_clients if at_clients else 1

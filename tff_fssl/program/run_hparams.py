@@ -203,8 +203,8 @@ class RunHparams:
     ' cut (McMahan et al., 2017); pairs: equal IID parts, each divided between'
     ' two clients by Dirichlet(alpha) (SAGE); natural (unless given, for'
     ' clientdata:PATH and folders of clients): as the data set says; grouped:'
-    ' groups of whole owners;'
-    ' continuous: by owners that are numbers. docs/partitions.md shows them.',
+    ' groups of whole owners; continuous: by owners that are numbers.'
+    ' docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   partition_file: str = hparam(

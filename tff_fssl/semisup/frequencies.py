@@ -34,3 +34,24 @@ def follow(
   )
   usable = tf.logical_and(tf.math.is_finite(total), total > 0.0)
   return tf.where(usable, moved, frequencies)
+
+
+def divide(probs: tf.Tensor, frequencies: tf.Tensor) -> tf.Tensor:
+  """Divides probabilities by frequencies of classes, and scales to sum 1.
+
+  Args:
+    probs: float32 [..., C].
+    frequencies: float32 [C]. A class with 0 gets 0.
+
+  Returns:
+    As `probs`. All 0 where no class is left.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import frequencies
+    >>> probs, prior = tf.constant([[0.6, 0.4]]), tf.constant([0.75, 0.25])
+    >>> print(frequencies.divide(probs, prior).numpy().round(3))
+    [[0.333 0.667]]
+  """
+  ratios = tf.math.divide_no_nan(probs, frequencies)
+  return tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios, -1, keepdims=True))
