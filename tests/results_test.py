@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import results
+import row_runs
 from scipy import stats
 import written_runs
 
@@ -252,3 +253,33 @@ def test_pages_are_rewritten_between_the_marks(tmp_path):
     '[a.csv](data/a.csv), version 0.1\n\n'
   )
   assert results.write_page(text, tmp_path) == text
+
+
+def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
+  row = 'niid/fmnist/iid/fedavg'
+  # It reports the best round on the test set.
+  rounds = {49: (0.9, 0), 50: (0.88, 0)}
+  row_runs.write(tmp_path, row, 'paper', 3, rounds)
+  row_runs.write(tmp_path, row, 'paper', 4, {49: (0.95, 0)}, total_rounds=50)
+  row_runs.write(tmp_path, row, '2h', 5, rounds)
+  out = tmp_path / 'new.csv'
+  arguments = ['papers', 'niid/fmnist', f'--out={out}']
+  assert results.main([*arguments, f'--runs_dir={tmp_path}']) == 0
+  assert 'seed4: has not finished' in capsys.readouterr().err
+  table = results.make_table(out)
+  assert table.header[:5] == [
+    '',
+    'published, %',
+    'seeds',
+    'ours, %',
+    'last round, %',
+  ]
+  assert table.rows[0][:5] == [
+    'iid/fedavg',
+    '89.23(0.45)',
+    '1',
+    '90.00',
+    '88.0',
+  ]
+  assert results.main([*arguments, f'--runs_dir={tmp_path}/none']) == 1
+  assert 'has no finished run' in capsys.readouterr().err

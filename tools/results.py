@@ -1,8 +1,10 @@
 """Makes the tables of docs/results/ from CSV files, and these from runs.
 
 `results.py collect RUN ... --out=FILE` writes a row for each run, and replaces
-rows of the same method and seed. `results.py pages` (`make results`) rewrites
-what stands in a page between `<!-- table: FILE -->` and `<!-- end -->`.
+rows of the same method and seed. `results.py papers PATTERN --out=FILE` does so
+for the finished runs of rows of papers (`programs/papers.py run`), beside the
+figures that the papers print. `results.py pages` (`make results`) rewrites what
+stands in a page between `<!-- table: FILE -->` and `<!-- end -->`.
 
 A file with a column `seed` has a row for each run: its table shows means and
 sample standard deviations. Any other file has the rows of its table. There, `X`
@@ -32,6 +34,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import compare
 from tff_fssl.program import exported
 from tff_fssl.program import output_tree
+from tff_fssl.program import papers_main
 from tff_fssl.program import runs as runs_lib
 
 PAGES = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'results'
@@ -39,6 +42,7 @@ _DATA = 'data'
 _TEST = 'test_last'
 # Column of a file with a row for each run -> (title, digits).
 _MEASURES = {
+  'as_reported': ('ours, %', 2),
   _TEST: ('last round, %', 1),
   'test_best': ('best-validation round, %', 1),
   'pseudo_label_rate': ('pseudo-label rate, %', 1),
@@ -61,7 +65,17 @@ _LATE = {
   'mb_up': ('communication/bytes_up', 1e-6),
   'seconds': ('seconds/round', 1),
 }
-_COLUMNS = ('method', 'seed', 'last_round', 'best_round', *_MEASURES, 'version')
+_OF_RUN = (
+  'seed',
+  'last_round',
+  'best_round',
+  _TEST,
+  'test_best',
+  *_LATE,
+  'version',
+)
+_COLUMNS = ('method', *_OF_RUN)
+_PAPER_COLUMNS = ('method', 'published, %', 'as_reported', *_OF_RUN)
 # By so many seeds, means hide less than accuracies by seed show.
 _FEW_SEEDS = 4
 _BLOCK = re.compile(
@@ -147,17 +161,56 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
       ' them one after another'
     )
   compare.check_seeds(groups)
+  _add(
+    out,
+    _COLUMNS,
+    [
+      measure(run, method or f'{group.algorithm} {group.variant}'.strip())
+      for group in groups
+      for run in group.runs
+    ],
+  )
+
+
+def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
+  """Writes a row for each finished run of rows of papers, at full budget.
+
+  Args:
+    pattern: The rows, as for `programs/papers.py list`.
+    runs_dir: The folder of all runs of rows.
+    out: The file. Rows of other methods and seeds stay.
+
+  Raises:
+    UsageError: If no such run has finished, or the file has other columns.
+  """
+  warn = lambda text: print(f'warning: {text}', file=sys.stderr)
+  found = []
+  for row in papers_main.matching(pattern):
+    for budget, dtype, runs in papers_main.runs_of(runs_dir, row, warn):
+      if (budget, dtype) != (papers_main.ALL_ROUNDS, papers_main.FLOAT32):
+        continue
+      for run in runs:
+        try:
+          cells = measure(run, row.name.split('/', 2)[2])
+        except UsageError as error:
+          warn(str(error))
+          continue
+        value = papers_main.accuracy(run, row, int(cells['last_round']))
+        cells['published, %'] = row.short_figure
+        found.append(cells | {'as_reported': f'{value:.4f}'})
+  if not found:
+    raise UsageError(f'{runs_dir}: has no finished run of {pattern!r}')
+  _add(out, _PAPER_COLUMNS, found)
+
+
+def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
+  """Adds rows to a file, in place of those of the same method and seed."""
   old = read(out) if out.exists() else []
-  if old and tuple(old[0]) != _COLUMNS:
+  if old and tuple(old[0]) != tuple(columns):
     raise UsageError(f'{out}: does not have a row for each run; give another')
-  rows = {(row['method'], row['seed']): row for row in old}
-  for group in groups:
-    name = method or f'{group.algorithm} {group.variant}'.strip()
-    for run in group.runs:
-      row = measure(run, name)
-      rows[name, row['seed']] = row
+  rows = {(row['method'], row['seed']): row for row in [*old, *more]}
   with open(out, 'w', newline='', encoding='utf-8') as file:
-    writer = csv.DictWriter(file, _COLUMNS, lineterminator='\n')
+    writer = csv.DictWriter(file, columns, lineterminator='\n')
     writer.writeheader()
     writer.writerows(rows.values())
 
@@ -349,6 +402,10 @@ def main(argv: Sequence[str]) -> int:
   collecting.add_argument('runs', nargs='+', help='folders of runs')
   collecting.add_argument('--out', required=True, type=pathlib.Path)
   collecting.add_argument('--method', default='', help='what to call them')
+  papers = commands.add_parser('papers', help="papers' rows -> a CSV file")
+  papers.add_argument('pattern', help='as for programs/papers.py list')
+  papers.add_argument('--runs_dir', default='runs/papers')
+  papers.add_argument('--out', required=True, type=pathlib.Path)
   commands.add_parser('pages', help='CSV files -> docs/results/*.md')
   given = parser.parse_args(argv)
   if given.command == 'pages':
@@ -357,7 +414,10 @@ def main(argv: Sequence[str]) -> int:
       page.write_text(write_page(text, PAGES / _DATA), encoding='utf-8')
     return 0
   try:
-    collect(given.runs, given.out, given.method)
+    if given.command == 'papers':
+      collect_papers(given.pattern, given.runs_dir, given.out)
+    else:
+      collect(given.runs, given.out, given.method)
   except (UsageError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 1

@@ -352,36 +352,42 @@ class Result:
     )
 
 
-def results(
+def runs_of(
   runs_dir: str, row: Row, warn: Callable[[str], None]
-) -> list[Result]:
-  """Reads the results of a row's runs, the paper's budget first.
+) -> Iterator[tuple[str, str, list[runs_lib.Run]]]:
+  """Reads the evaluated runs of a row.
 
   Args:
     runs_dir: The folder of all runs of rows.
     row: The row.
     warn: Called for each run that is skipped.
 
-  Returns:
-    A result for each budget with an evaluated run.
+  Yields:
+    A budget, a compute dtype, and the runs of both in the order of their seeds.
+    The paper's budget comes first.
   """
   of_row = os.path.join(runs_dir, row.name)
-  found = []
   for match in sorted(
     _folders(of_row, _BUDGET_FOLDER), key=lambda m: (m[1] != ALL_ROUNDS, m[0])
   ):
-    runs, compute_dtype = [], match[2] or FLOAT32
+    found, compute_dtype = [], match[2] or FLOAT32
     # By length first: seed10 comes after seed9.
     seeds = _folders(os.path.join(of_row, match[0]), _SEED)
     for seed in sorted(seeds, key=lambda m: (len(m[0]), m[0])):
       path = os.path.join(of_row, match[0], seed[0])
       try:
-        runs.append(_read(path, row, compute_dtype))
+        found.append(_read(path, row, compute_dtype))
       except UsageError as error:
         warn(f'skipped: {error}')
-    if runs:
-      found.append(_result(row, match[1], compute_dtype, runs))
-  return found
+    if found:
+      yield match[1], compute_dtype, found
+
+
+def results(
+  runs_dir: str, row: Row, warn: Callable[[str], None]
+) -> list[Result]:
+  """Summarizes a row's runs, as `runs_of` yields them: one result a budget."""
+  return [_result(row, *found) for found in runs_of(runs_dir, row, warn)]
 
 
 def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
@@ -421,7 +427,7 @@ def _result(
   last = compare.last_common_round([runs_lib.RunGroup(row.name, tuple(runs))])
   return Result(
     budget,
-    compare.mean_and_spread([_accuracy(run, row, last) for run in runs], 1),
+    compare.mean_and_spread([accuracy(run, row, last) for run in runs], 1),
     last,
     row.flags['total_rounds'],
     tuple(run.flags.get('seed', '?') for run in runs),
@@ -429,8 +435,8 @@ def _result(
   )
 
 
-def _accuracy(run: runs_lib.Run, row: Row, last_round: int) -> float:
-  """Returns test accuracy in percent in the round that is reported."""
+def accuracy(run: runs_lib.Run, row: Row, last_round: int) -> float:
+  """Returns test accuracy in percent in the round that the paper reports."""
   if row.reported == BEST_VALIDATION:
     return 100 * compare.best_validation(run, last_round)
   if row.reported == BEST_TEST:
