@@ -16,7 +16,10 @@ _POLICIES = {
   'fixmatch': augment._fixmatch_policy,
   'sage': augment._sage_policy,
   'semifl': augment._semifl_policy,
+  'fedmatch': augment._fedmatch_policy,
 }
+# They draw operations of their own, and have no cutout.
+_OWN_OPS = {'semifl', 'fedmatch'}
 _OPS = [*image_ops.OPS, 'box', 'smooth_shear_x', 'smooth_shear_y']
 
 
@@ -160,9 +163,12 @@ def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
     for place, (op, arg) in enumerate(zip(ops[i], args[i])):
       if _OPS[op] == 'box':
         image = pillow.fill_box(image, boxes[place], fill)
-      else:
-        image = pillow.apply(image, _OPS[op], arg)
-    if policy != 'semifl':
+        continue
+      covered = pillow.apply(np.full_like(image, 255), _OPS[op], arg) > 0
+      image = pillow.apply(image, _OPS[op], arg)
+      if (policy, _OPS[op]) == ('fedmatch', 'rotate'):
+        image = np.where(covered, image, np.uint8(128))
+    if policy not in _OWN_OPS:
       image = pillow.fill_box(image, boxes[0], fill)
     np.testing.assert_array_equal(result[i], image)
 
@@ -206,7 +212,7 @@ _SAGE_LEVELS = {
 }
 
 
-@pytest.fixture(scope='module', params=sorted({*_POLICIES} - {'semifl'}))
+@pytest.fixture(scope='module', params=sorted({*_POLICIES} - _OWN_OPS))
 def chosen(request):
   """(policy, operations' names [B, N], their arguments [B, N])."""
   rules = _POLICIES[request.param](32, 32)
@@ -283,6 +289,34 @@ def test_semifl_draws_from_its_own_list():
     np.testing.assert_array_equal(values, np.float32(strength))
 
 
+def test_fedmatch_draws_a_bound_for_each_image():
+  rules = _POLICIES['fedmatch'](32, 32)
+  draws = _views('cifar10', 'fedmatch').strong.draw(50_000, [1, 2])
+  ops, args = augment._choose_ops(rules, draws[:, 6:])
+  names_of_ops, args = np.array(_OPS)[ops], args.numpy()
+  share = dict.fromkeys(_LIST - {'equalize'}, 1 / 13)
+  for slot in names_of_ops.T:
+    _check_frequencies(slot, share)
+  # A bound in 2, ..., 5, then a level below it.
+  levels = [
+    sum(1 / bound / 4 for bound in (2, 3, 4, 5) if level < bound)
+    for level in range(5)
+  ]
+  rotations = np.round(args[names_of_ops == 'rotate'] / 40).astype(int)
+  _check_frequencies(rotations, dict(enumerate(levels)))
+  signs = np.sign(args[names_of_ops == 'shear_x']).astype(int)
+  half = (1 - levels[0]) / 2
+  _check_frequencies(signs, {-1: half, 0: levels[0], 1: half})
+  assert set(np.unique(args[names_of_ops == 'posterize'])) == {6, 7, 8}
+  # Levels of one image share the bound, so that two are likelier to be high.
+  both = [names_of_ops[:, i] == 'rotate' for i in (0, 1)]
+  pairs = np.round(args[both[0] & both[1], :2] / 40)
+  high = np.all(pairs >= 3, axis=1)
+  expected = (0 + 0 + (1 / 4) ** 2 + (2 / 5) ** 2) / 4
+  assert abs(high.mean() - expected) < 4 * np.sqrt(expected / len(high))
+  assert expected > 1.9 * (levels[3] + levels[4]) ** 2
+
+
 @pytest.mark.skipif(
   not gpu_kernels.are_known(), reason='needs a TensorFlow for GPUs'
 )
@@ -293,6 +327,7 @@ def test_semifl_draws_from_its_own_list():
     ('weak', 'fl2'),
     ('strong', 'fl2'),
     ('strong', 'semifl'),
+    ('strong', 'fedmatch'),
     # Of operations that the others have, too.
     pytest.param('strong', 'fixmatch', marks=pytest.mark.slow),
     pytest.param('strong', 'sage', marks=pytest.mark.slow),

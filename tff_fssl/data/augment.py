@@ -44,6 +44,15 @@ then cutout.
     `image_ops`: inversion, and a gray box of 40 pixels, from low =
     floor(max(0, u - 20)) to floor(min(side, low + 40)), both inclusive, for u
     uniform in [0, side). No cutout follows.
+*   Policy `fedmatch`, as in FedMatch's code (Jeong et al., ICLR 2021): 6
+    operations, all applied, of the 14 without equalize. For each image, a bound
+    in {2, 3, 4, 5} is drawn, and for each operation a level L, uniform in 0,
+    ..., bound - 1: factors of color and sharpness 1 +- .1 L, of contrast 1 +-
+    .5 L / 9, of brightness 1 +- .3 L / 9, round(8 - 4 L / 9) bits, rotation by
+    40 L degrees, shear +-.3 L / 9, solarize threshold 256 - 25 L / 9,
+    translation +-.2 L / 9 of the side. Pixels that a rotation uncovers are
+    gray. No cutout follows. Deviation: shears take the nearest pixel, not
+    Pillow's bicubic mean.
 
 For images with one channel, color changes nothing, and cutout fills with the
 luminance of its color.
@@ -166,6 +175,7 @@ class _Policy:
     fill: The RGB colour of cutout.
     pool: Indices of the operations to draw from: of `image_ops.OPS`, or one of
       the operations below.
+    uncovered: The value of pixels that a rotation uncovers.
   """
 
   num_ops: int
@@ -174,6 +184,7 @@ class _Policy:
   boxes: Callable[[tf.Tensor], tf.Tensor]
   fill: tuple[int, int, int]
   pool: Sequence[int] = tuple(range(len(image_ops.OPS)))
+  uncovered: int = 0
 
   @property
   def _num_boxes(self) -> int:
@@ -208,7 +219,7 @@ class _Policy:
       if _BOX in self.pool:
         images = _apply_of_semifl(images, ops[:, i], args[:, i], boxes[i], fill)
       else:
-        images = image_ops.apply(images, ops[:, i], args[:, i])
+        images = image_ops.apply(images, ops[:, i], args[:, i], self.uncovered)
     if _BOX in self.pool:
       return images
     return image_ops.fill_boxes(images, boxes[0], fill)
@@ -539,9 +550,54 @@ def _semifl_policy(height: int, width: int) -> _Policy:
   return _Policy(2, 0.5, arguments, boxes, (127, 127, 127), pool)
 
 
+def _fedmatch_policy(height: int, width: int) -> _Policy:
+  factors = {'brightness': 0.3, 'color': 0.9, 'contrast': 0.5, 'sharpness': 0.9}
+  shifts = {
+    **dict.fromkeys(('shear_x', 'shear_y'), 0.3),
+    'translate_x': 0.2 * width,
+    'translate_y': 0.2 * height,
+  }
+
+  def argument(op, level, sign):
+    share = level / 9
+    if op in factors:
+      return 1 + sign * factors[op] * share
+    unsigned = {
+      'posterize': round(8 - 4 * share),
+      'solarize': 256 - 25 * share,
+      'rotate': 360 * share,
+    }
+    return unsigned.get(op, sign * shifts.get(op, 0.0) * share)
+
+  # The greatest bound is 5.
+  columns = [(level, sign) for level in range(5) for sign in (1, -1)]
+  table = np.array(
+    [[argument(op, *column) for column in columns] for op in image_ops.OPS],
+    np.float32,
+  )
+
+  def arguments(ops, draws):
+    # The first digit of the first draw is the image's bound. What follows it,
+    # and each operation's level, is a draw again.
+    first = 4 * draws[:, :1]
+    bound = 2 + tf.floor(first)
+    draws = bound * tf.concat([first - tf.floor(first), draws[:, 1:]], axis=1)
+    level = tf.minimum(tf.floor(draws), bound - 1)
+    is_negative = tf.cast(draws - level >= 0.5, tf.int32)
+    column = 2 * tf.cast(level, tf.int32) + is_negative
+    return tf.gather(table.reshape(-1), ops * len(columns) + column)
+
+  def no_boxes(draws):
+    return tf.tile(tf.constant([[1, 1, 0, 0]]), [tf.shape(draws)[0], 1])
+
+  pool = [i for i, op in enumerate(image_ops.OPS) if op != 'equalize']
+  return _Policy(6, 1.0, arguments, no_boxes, (0, 0, 0), pool, uncovered=128)
+
+
 _POLICIES = {
   names.FL2: _fl2_policy,
   names.FIXMATCH: _fixmatch_policy,
   names.SAGE: _sage_policy,
   names.SEMIFL: _semifl_policy,
+  names.FEDMATCH: _fedmatch_policy,
 }

@@ -2,9 +2,9 @@
 
 Each image of a batch has its own operation and argument. Results equal Pillow's
 bit for bit: they are whole numbers after every operation, geometric operations
-take the nearest pixel, and uncovered pixels are black. The batch is split by
-kind of operation and put together again, so that each operation is computed
-only for the images that need it.
+take the nearest pixel, and uncovered pixels are black unless told otherwise.
+The batch is split by kind of operation and put together again, so that each
+operation is computed only for the images that need it.
 
 Functions take images of any type with values from 0 to 255, and return float32,
 which holds these exactly. GPUs lack several of the operations for uint8.
@@ -26,6 +26,7 @@ Operations and their arguments (those of Pillow's functions):
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tff_fssl.lazy import np, tf
@@ -58,13 +59,16 @@ _KINDS = [
 _GRAY_WEIGHTS = (19595, 38470, 7471)
 
 
-def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
+def apply(
+  images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor, uncovered: int = 0
+) -> tf.Tensor:
   """Applies one operation to each image.
 
   Args:
     images: [B, H, W, C], C 1 or 3. All but B static. B may be 0.
     ops: int32 [B], indices into `OPS`.
     args: float32 [B], their arguments. See the module's docstring.
+    uncovered: The value, 0 to 255, of pixels that a rotation uncovers.
 
   Returns:
     float32 [B, H, W, C].
@@ -84,7 +88,8 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   kinds = tf.gather(tf.constant(_KINDS), ops)
   order = tf.dynamic_partition(tf.range(tf.shape(ops)[0]), kinds, 4)
   parts = [tf.gather(images, order[0])]
-  for indices, function in zip(order[1:], (_table, _blend, _affine)):
+  affine = functools.partial(_affine, uncovered=uncovered)
+  for indices, function in zip(order[1:], (_table, _blend, affine)):
     parts.append(
       function(
         tf.gather(images, indices),
@@ -234,7 +239,9 @@ def _gather_pixels(images: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
   )
 
 
-def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
+def _affine(
+  images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor, uncovered: int
+) -> tf.Tensor:
   """Applies operations that fetch each pixel from another place."""
   _, height, width, _ = images.shape
   args = tf.cast(args, tf.float64)
@@ -269,7 +276,11 @@ def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   y = tf.bitwise.right_shift(y, 16)
   inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
   first = tf.range(tf.shape(images)[0])[:, None, None] * (height * width)
-  return _gather_pixels(images, tf.where(inside, first + y * width + x, -1))
+  images = _gather_pixels(images, tf.where(inside, first + y * width + x, -1))
+  if not uncovered:
+    return images
+  is_uncovered = turned[:, None, None] & ~inside
+  return tf.where(is_uncovered[..., None], float(uncovered), images)
 
 
 def shear_smoothly(

@@ -11,7 +11,8 @@ FL2 = 'fl2'
 FIXMATCH = 'fixmatch'
 SAGE = 'sage'
 SEMIFL = 'semifl'
-AUGMENTATION_POLICIES = (FL2, FIXMATCH, SAGE, SEMIFL)
+FEDMATCH = 'fedmatch'
+AUGMENTATION_POLICIES = (FL2, FIXMATCH, SAGE, SEMIFL, FEDMATCH)
 
 # The holders of labels.
 LABELS_AT_SERVER = 'labels_at_server'

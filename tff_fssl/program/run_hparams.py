@@ -101,7 +101,7 @@ class RunHparams:
   augmentation: str = hparam(
     data_names.FL2,
     'RandAugment of weak and strong views of images: that of (FL)^2, of'
-    ' FixMatch, of SAGE, or of SemiFL and FedDB.',
+    ' FixMatch, of SAGE, of SemiFL and FedDB, or of FedMatch.',
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )
