@@ -281,8 +281,9 @@ def _cell(
   # Nested tables by name, and a list for the last axis.
   *outer, last = values
   for value in outer:
-    figures = figures.get(value, {})
-  if isinstance(figures, str):  # The same for all values of the last axis.
+    if isinstance(figures, dict):
+      figures = figures.get(value, {})
+  if isinstance(figures, str):  # The same for all values of the other axes.
     return figures
   place = list(list(axes.values())[-1]).index(last)
   return figures[place] if figures else ''
