@@ -214,7 +214,7 @@ def test_a_damaged_file(tmp_path, monkeypatch):
   )
   papers_main.rows.cache_clear()
   with pytest.raises(
-    UsageError, match='fedmatch.toml: it is not TOML .*line 1'
+    UsageError, match='fashion.toml: it is not TOML .*line 1'
   ):
     papers_main.rows()
   papers_main.rows.cache_clear()
