@@ -41,6 +41,7 @@ _CHANGES = {
   'server_keeps_momentum': ('fixmatch', _AT_SERVER, {}, True),
   'num_pretraining_rounds': ('fixmatch', _AT_SERVER, {}, 2),
   'client_weighting': ('supervised', _AT_CLIENTS, {}, 'examples'),
+  'pseudo_label_quota': ('fixmatch', _AT_CLIENTS, {}, True),
   'max_client_examples': ('supervised', _AT_CLIENTS, {}, 2),
   'min_clients': ('supervised', _AT_CLIENTS, {}, 4),
   'server_optimizer': (
@@ -80,6 +81,7 @@ _ELSEWHERE = {
   'batch_norm_statistics',
   'client_steps',
   'client_weighting',
+  'pseudo_label_quota',
   'max_client_examples',
   'min_clients',
   'num_pretraining_rounds',
