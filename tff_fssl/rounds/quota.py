@@ -92,10 +92,12 @@ class _WithQuota(base.Algorithm):
   ) -> base.ServerState:
     """Starts with totals of 0."""
     state = super().initial_state(weights, setup)
-    return _remember(state, tf.zeros([setup.num_classes]))
+    totals = tf.zeros([setup.num_classes])
+    return state._replace(memory=_join(state.memory, totals))
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
     """Broadcasts the totals (step 1)."""
+    state = state._replace(memory=_split(state.memory)[0])
     own = {_TOTALS: base.Broadcast()}
     return names.join('broadcasts', super().broadcasts(state), own)
 
@@ -143,23 +145,41 @@ class _WithQuota(base.Algorithm):
     server: base.Server,
   ) -> base.ServerState:
     """Sums the counts, if a client has sent some (step 4)."""
+    memory, totals = _split(state.memory)
     # The mean times the number is a whole number again.
     sums = tf.round(aggregate[_COUNTS] * aggregate.num_reports)
-    old = getattr(state.memory, _TOTALS)
-    totals = tf.where(aggregate.num_reports > 0.0, sums, old)
-    return _remember(super().update(state, aggregate, server), totals)
+    totals = tf.where(aggregate.num_reports > 0.0, sums, totals)
+    state = super().update(state._replace(memory=memory), aggregate, server)
+    return state._replace(memory=_join(state.memory, totals))
+
+  def after_round(self, memory: Any, round_num: tf.Tensor) -> Any:
+    """Changes what is due in the algorithm's own memory."""
+    own, totals = _split(memory)
+    return _join(super().after_round(own, round_num), totals)
 
 
-def _remember(state: base.ServerState, totals: tf.Tensor) -> base.ServerState:
-  """Returns the state whose memory has the totals besides its own fields."""
-  memory: dict[str, Any] = state.memory._asdict() if state.memory else {}
-  memory[_TOTALS] = totals
-  return state._replace(memory=_memory_class(*memory)(**memory))
+def _join(memory: Any, totals: tf.Tensor) -> Any:
+  """Adds the totals to an algorithm's memory, as the last field."""
+  own: Any = type(memory)
+  return _memory_class(own)(*memory, totals)
+
+
+def _split(memory: Any) -> tuple[Any, tf.Tensor]:
+  """Takes a memory of `_join` apart."""
+  *own, totals = memory
+  return type(memory).make_own(own), totals
 
 
 @functools.cache
-def _memory_class(*fields: str) -> Any:
-  return collections.namedtuple('_Memory', fields)
+def _memory_class(own: Any) -> Any:
+  """Makes the class of a memory with the totals, of the class without."""
+  fields = (*getattr(own, '_fields', ()), _TOTALS)
+  # As Any, since mypy wants the names of fields written out.
+  make_class: Any = collections.namedtuple
+  made = make_class('_Memory', fields)
+  # An algorithm without memory has an empty tuple.
+  made.make_own = getattr(own, '_make', tuple)
+  return made
 
 
 def count(probs: tf.Tensor) -> tf.Tensor:
