@@ -41,7 +41,6 @@ _CHANGES = {
   'server_keeps_momentum': ('fixmatch', _AT_SERVER, {}, True),
   'num_pretraining_rounds': ('fixmatch', _AT_SERVER, {}, 2),
   'client_weighting': ('supervised', _AT_CLIENTS, {}, 'examples'),
-  'pseudo_label_quota': ('fixmatch', _AT_CLIENTS, {}, True),
   'max_client_examples': ('supervised', _AT_CLIENTS, {}, 2),
   'min_clients': ('supervised', _AT_CLIENTS, {}, 4),
   'server_optimizer': (
@@ -81,7 +80,6 @@ _ELSEWHERE = {
   'batch_norm_statistics',
   'client_steps',
   'client_weighting',
-  'pseudo_label_quota',
   'max_client_examples',
   'min_clients',
   'num_pretraining_rounds',
@@ -95,6 +93,7 @@ _ELSEWHERE = {
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {
   'average_decay',  # See skeleton_test.py.
+  'pseudo_label_quota',  # See quota_test.py.
   'scenario',  # The conformance tests run all.
   'jit_compile',  # Below.
 }
