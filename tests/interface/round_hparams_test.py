@@ -93,6 +93,7 @@ _ELSEWHERE = {
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {
   'average_decay',  # See skeleton_test.py.
+  'pseudo_label_quota',  # See quota_test.py.
   'scenario',  # The conformance tests run all.
   'jit_compile',  # Below.
 }

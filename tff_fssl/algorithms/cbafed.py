@@ -94,6 +94,7 @@ class CbaFed(base.Algorithm):
   capabilities = base.Capabilities(
     extra_uploads=('shares of classes',),
     without_own_weights='weigh_by_examples=false',
+    without_quota='weights and frequencies count all kept examples',
   )
   round_defaults = {
     'client_epochs': 11,

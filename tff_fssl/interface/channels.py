@@ -40,7 +40,7 @@ class Upload(NamedTuple):
   Attributes:
     low: The least entry that an honest client can send.
     high: The greatest one.
-    how: MEAN: the mean over the clients that report, of float32 scalars. SUM:
+    how: MEAN: the mean over the clients that report, of float32 tensors. SUM:
       what the aggregator makes of float32 tensors together with the changes,
       NaN if no client's weight was positive. ROWS: the tensors of the n clients
       that report, one by one, [n, ...].

@@ -36,6 +36,8 @@ class Capabilities:
     without_mixing: 'name=value', the hyper-parameter that turns the mixing of
       network inputs off. Any other value that is true turns it on. '' if the
       algorithm never mixes inputs.
+    without_quota: Why `--pseudo_label_quota` does not fit, in words. '' if it
+      does, or if methods tell.
   """
 
   extra_uploads: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ class Capabilities:
   without_groups: str = ''
   labels_of_class: str = ''
   without_mixing: str = ''
+  without_quota: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,6 +156,16 @@ class RoundHparams:
     choices=('uniform', 'examples'),
     when=lambda own: not own.trains_alone and not own.sets_weights,
   )
+  pseudo_label_quota: bool = hparam(
+    False,
+    'Whether a client trains on its most confident unlabelled examples alone,'
+    ' so many of each predicted class that all clients together have about as'
+    ' many of every class: FedCoPL. All clients of the last round counted the'
+    ' predictions. It costs a further pass over the unlabelled examples.',
+    when=lambda own: (
+      not own.full_labels and own.learns_unlabeled and not own.trains_alone
+    ),
+  )
   max_client_examples: int = hparam(
     0,
     'The most examples that a client can have. A client that reports more (as a'

@@ -17,6 +17,7 @@ from tff_fssl.models import names as model_names
 from tff_fssl.program import run_hparams
 from tff_fssl.program import usage
 from tff_fssl.rounds import participation_hparams
+from tff_fssl.rounds import quota
 
 _CLIENTS = data_names.LABELS_AT_CLIENTS
 
@@ -260,6 +261,7 @@ def check(config: Config) -> None:
       f'--train_layers={run.train_layers}: the other layers would stay random;'
       ' give their weights, --init_from=FILE, or omit it'
     )
+  quota.check(entry.configure(config.algorithm, round_hparams))
   _check_examples(config)
   _check_statistics(config)
   run_hparams.parse_rounds(run.profile, run.total_rounds)
@@ -434,7 +436,10 @@ def _check_aggregator(config: Config) -> None:
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in model_names.BATCH_NORMS,
       static=run.norm == model_names.STATIC_BATCH_NORM,
-      also_sends=config.sends_signals and (config.signals_off_flag or True),
+      also_sends=(
+        (config.sends_signals and (config.signals_off_flag or True))
+        or (config.round.pseudo_label_quota and '--pseudo_label_quota=false')
+      ),
     )
   if name == aggregator_hparams.DP:
     if config.participation.availability_file:

@@ -23,6 +23,7 @@ from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import quota
 from tff_fssl.rounds import states as states_lib
 
 ServerDataFn: TypeAlias = 'Callable[[], tf.data.Dataset]'
@@ -232,9 +233,10 @@ def build_plan(
     The plan.
 
   Raises:
-    UsageError: If the model is unsuitable, or there are an aggregator and
-      several groups.
+    UsageError: If the model is unsuitable, there are an aggregator and several
+      groups, or the algorithm cannot have the quota that its round has.
   """
+  algorithm = quota.apply(algorithm)
   groups = _groups(algorithm, aggregator)
   aggregator = aggregator or tff.aggregators.MeanFactory()
   stored = data.element_spec['unlabeled']['x']

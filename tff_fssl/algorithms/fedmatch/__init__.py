@@ -166,6 +166,7 @@ class FedMatch(base.Algorithm):
       'its learning rate',
     ),
     without_signals='remembered_clients=0',
+    without_quota='its clients receive a model in two parts, and helpers',
   )
   round_defaults = {
     'client_epochs': 1,
