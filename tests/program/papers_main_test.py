@@ -213,9 +213,7 @@ def test_a_damaged_file(tmp_path, monkeypatch):
     papers_main.flags, 'config_path', lambda name: str(tmp_path / name)
   )
   papers_main.rows.cache_clear()
-  with pytest.raises(
-    UsageError, match='fashion.toml: it is not TOML .*line 1'
-  ):
+  with pytest.raises(UsageError, match='fashion.toml: it is not TOML .*line 1'):
     papers_main.rows()
   papers_main.rows.cache_clear()
 

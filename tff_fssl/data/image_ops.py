@@ -26,6 +26,7 @@ Operations and their arguments (those of Pillow's functions):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 import math
 
@@ -89,7 +90,8 @@ def apply(
   order = tf.dynamic_partition(tf.range(tf.shape(ops)[0]), kinds, 4)
   parts = [tf.gather(images, order[0])]
   affine = functools.partial(_affine, uncovered=uncovered)
-  for indices, function in zip(order[1:], (_table, _blend, affine)):
+  functions: tuple[Callable[..., tf.Tensor], ...] = (_table, _blend, affine)
+  for indices, function in zip(order[1:], functions):
     parts.append(
       function(
         tf.gather(images, indices),
