@@ -267,15 +267,17 @@ def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
   assert results.main([*arguments, f'--runs_dir={tmp_path}']) == 0
   assert 'seed4: has not finished' in capsys.readouterr().err
   table = results.make_table(out)
-  assert table.header[:5] == [
+  assert table.header[:6] == [
     '',
+    'setting',
     'published, %',
     'seeds',
     'ours, %',
     'last round, %',
   ]
-  assert table.rows[0][:5] == [
-    'iid/fedavg',
+  assert table.rows[0][:6] == [
+    'fedavg',
+    'iid',
     '89.23(0.45)',
     '1',
     '90.00',

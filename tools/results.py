@@ -75,7 +75,13 @@ _OF_RUN = (
   'version',
 )
 _COLUMNS = ('method', *_OF_RUN)
-_PAPER_COLUMNS = ('method', 'published, %', 'as_reported', *_OF_RUN)
+_PAPER_COLUMNS = (
+  'method',
+  'setting',
+  'published, %',
+  'as_reported',
+  *_OF_RUN,
+)
 # By so many seeds, means hide less than accuracies by seed show.
 _FEW_SEEDS = 4
 _BLOCK = re.compile(
@@ -186,18 +192,23 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
   found = []
   for row in papers_main.matching(pattern):
+    *setting, method = row.name.split('/')[2:]
     for budget, dtype, runs in papers_main.runs_of(runs_dir, row, warn):
       if (budget, dtype) != (papers_main.ALL_ROUNDS, papers_main.FLOAT32):
         continue
       for run in runs:
         try:
-          cells = measure(run, row.name.split('/', 2)[2])
+          cells = measure(run, method)
         except UsageError as error:
           warn(str(error))
           continue
         value = papers_main.accuracy(run, row, int(cells['last_round']))
-        cells['published, %'] = row.short_figure
-        found.append(cells | {'as_reported': f'{value:.4f}'})
+        cells |= {
+          'setting': '/'.join(setting),
+          'published, %': row.short_figure,
+          'as_reported': f'{value:.4f}',
+        }
+        found.append(cells)
   if not found:
     raise UsageError(f'{runs_dir}: has no finished run of {pattern!r}')
   _add(out, _PAPER_COLUMNS, found)
@@ -208,7 +219,10 @@ def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
   old = read(out) if out.exists() else []
   if old and tuple(old[0]) != tuple(columns):
     raise UsageError(f'{out}: does not have a row for each run; give another')
-  rows = {(row['method'], row['seed']): row for row in [*old, *more]}
+  rows = {
+    (row['method'], row.get('setting'), row['seed']): row
+    for row in [*old, *more]
+  }
   with open(out, 'w', newline='', encoding='utf-8') as file:
     writer = csv.DictWriter(file, columns, lineterminator='\n')
     writer.writeheader()
