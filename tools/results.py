@@ -184,7 +184,7 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   Args:
     pattern: The rows, as for `programs/papers.py list`.
     runs_dir: The folder of all runs of rows.
-    out: The file. Rows of other methods and seeds stay.
+    out: The file. Rows of other methods, settings and seeds stay.
 
   Raises:
     UsageError: If no such run has finished, or the file has other columns.
@@ -215,7 +215,7 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
 
 
 def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
-  """Adds rows to a file, in place of those of the same method and seed."""
+  """Adds rows, in place of those of the same method, setting and seed."""
   old = read(out) if out.exists() else []
   if old and tuple(old[0]) != tuple(columns):
     raise UsageError(f'{out}: does not have a row for each run; give another')

@@ -172,6 +172,7 @@ class _Policy:
     arguments: (ops int32 [B, N], draws float32 [B, N]) -> float32 [B, N], the
       operations' arguments.
     boxes: draws float32 [B, 3] -> int32 [B, 4], cutout boxes for `fill_boxes`.
+      None: there are none.
     fill: The RGB colour of cutout.
     pool: Indices of the operations to draw from: of `image_ops.OPS`, or one of
       the operations below.
@@ -181,7 +182,7 @@ class _Policy:
   num_ops: int
   probability: float
   arguments: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-  boxes: Callable[[tf.Tensor], tf.Tensor]
+  boxes: Callable[[tf.Tensor], tf.Tensor] | None
   fill: tuple[int, int, int]
   pool: Sequence[int] = tuple(range(len(image_ops.OPS)))
   uncovered: int = 0
@@ -213,14 +214,14 @@ class _Policy:
       draws, [3, 3 * self.num_ops, 3 * (self._num_boxes - 1)], axis=1
     )
     places = tf.split(tf.concat([first, others], 1), self._num_boxes, axis=1)
-    boxes = [self.boxes(of_box) for of_box in places]
+    boxes = [self.boxes(of_box) for of_box in places] if self.boxes else []
     ops, args = _choose_ops(self, of_ops)
     for i in range(self.num_ops):
       if _BOX in self.pool:
         images = _apply_of_semifl(images, ops[:, i], args[:, i], boxes[i], fill)
       else:
         images = image_ops.apply(images, ops[:, i], args[:, i], self.uncovered)
-    if _BOX in self.pool:
+    if _BOX in self.pool or not boxes:
       return images
     return image_ops.fill_boxes(images, boxes[0], fill)
 
@@ -587,11 +588,8 @@ def _fedmatch_policy(height: int, width: int) -> _Policy:
     column = 2 * tf.cast(level, tf.int32) + is_negative
     return tf.gather(table.reshape(-1), ops * len(columns) + column)
 
-  def no_boxes(draws):
-    return tf.tile(tf.constant([[1, 1, 0, 0]]), [tf.shape(draws)[0], 1])
-
   pool = [i for i, op in enumerate(image_ops.OPS) if op != 'equalize']
-  return _Policy(6, 1.0, arguments, no_boxes, (0, 0, 0), pool, uncovered=128)
+  return _Policy(6, 1.0, arguments, None, (0, 0, 0), pool, uncovered=128)
 
 
 _POLICIES = {

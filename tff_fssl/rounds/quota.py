@@ -153,7 +153,7 @@ class _WithQuota(base.Algorithm):
     return state._replace(memory=_join(state.memory, totals))
 
   def after_round(self, memory: Any, round_num: tf.Tensor) -> Any:
-    """Changes what is due in the algorithm's own memory."""
+    """Lets the algorithm change its own memory."""
     own, totals = _split(memory)
     return _join(super().after_round(own, round_num), totals)
 
