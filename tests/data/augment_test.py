@@ -105,6 +105,15 @@ def test_weak_view_without_crop_and_flip_is_the_image():
   np.testing.assert_array_equal(weak, images)
 
 
+def test_strong_view_of_policy_weak_is_another_weak_view():
+  images = tf.constant(_images('cifar10', 9))
+  views = _views('cifar10', 'weak')
+  strong = views.strong(images, [3, 4])
+  draws = views.strong.draw(9, [3, 4])
+  np.testing.assert_array_equal(strong, views.weak.render(images, draws[:, :3]))
+  assert np.any(strong != views.weak(images, [3, 4]))
+
+
 def _expected_box(policy, u, height, width):
   """Cutout's box as in the authors' code; edges included."""
   if policy == 'fl2':

@@ -53,6 +53,7 @@ then cutout.
     translation +-.2 L / 9 of the side. Pixels that a rotation uncovers are
     gray. No cutout follows. Deviation: shears take the nearest pixel, not
     Pillow's bicubic mean.
+*   Policy `weak`, for ablations: no operations.
 
 For images with one channel, color changes nothing, and cutout fills with the
 luminance of its color.
@@ -598,4 +599,5 @@ _POLICIES = {
   names.SAGE: _sage_policy,
   names.SEMIFL: _semifl_policy,
   names.FEDMATCH: _fedmatch_policy,
+  names.WEAK: lambda *_: _Policy(0, 1.0, lambda _, how: how, None, (0, 0, 0)),
 }

@@ -12,7 +12,8 @@ FIXMATCH = 'fixmatch'
 SAGE = 'sage'
 SEMIFL = 'semifl'
 FEDMATCH = 'fedmatch'
-AUGMENTATION_POLICIES = (FL2, FIXMATCH, SAGE, SEMIFL, FEDMATCH)
+WEAK = 'weak'
+AUGMENTATION_POLICIES = (FL2, FIXMATCH, SAGE, SEMIFL, FEDMATCH, WEAK)
 
 # The holders of labels.
 LABELS_AT_SERVER = 'labels_at_server'

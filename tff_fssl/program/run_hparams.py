@@ -101,7 +101,8 @@ class RunHparams:
   augmentation: str = hparam(
     data_names.FL2,
     'RandAugment of weak and strong views of images: that of (FL)^2, of'
-    ' FixMatch, of SAGE, of SemiFL and FedDB, or of FedMatch.',
+    ' FixMatch, of SAGE, of SemiFL and FedDB, or of FedMatch. weak: none, so'
+    ' that a strong view is a second weak one.',
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )
