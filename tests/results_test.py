@@ -104,6 +104,7 @@ def test_collecting_writes_a_row_for_each_run(runs, tmp_path, capsys):
     'mb_down': '',
     'mb_up': '',
     'seconds': '2.0000',
+    'forwards': '',
     'version': '',
   }
 
@@ -116,6 +117,15 @@ def test_collecting_again_replaces_rows(runs, tmp_path, capsys):
       assert _collect(capsys, *arguments) == (0, '')
   rows = results.read(out)
   assert [row['method'] for row in rows] == ['A'] * 3 + ['B'] * 3
+
+
+def test_old_rows_have_no_new_figures(runs, tmp_path, capsys):
+  out = tmp_path / 'new.csv'
+  assert _collect(capsys, *runs[:3], '--method=A', f'--out={out}') == (0, '')
+  _write(out, out.read_text().replace(',forwards', '').replace(',,\n', ',\n'))
+  assert _collect(capsys, *runs[3:], '--method=B', f'--out={out}') == (0, '')
+  assert [row['forwards'] for row in results.read(out)] == [''] * 6
+  assert len(results.make_table(out).rows) == 2
 
 
 def test_a_name_for_several_methods_is_refused(runs, tmp_path, capsys):

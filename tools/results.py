@@ -51,6 +51,7 @@ _MEASURES = {
   'confident_accuracy': ('confident accuracy, %', 1),
   'mb_down': ('MB down', 1),
   'mb_up': ('MB up', 1),
+  'forwards': ('forward-equivalents of a client and round', 0),
   'seconds': ('seconds a round', 2),
 }
 # Columns of such a file that its table does not show.
@@ -72,6 +73,7 @@ _OF_RUN = (
   _TEST,
   'test_best',
   *_LATE,
+  'forwards',
   'version',
 )
 _COLUMNS = ('method', *_OF_RUN)
@@ -133,6 +135,7 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
     name: scale * compare.late_mean(run, column, last_round)
     for name, (column, scale) in _LATE.items()
   }
+  values['forwards'] = math.nan if run.compute is None else run.compute.client
   return {
     'method': method,
     'seed': run.flags.get('seed', ''),
@@ -217,7 +220,8 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
 def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
   """Adds rows, in place of those of the same method, setting and seed."""
   old = read(out) if out.exists() else []
-  if old and tuple(old[0]) != tuple(columns):
+  # A figure that is new here is empty in old rows.
+  if old and ({*old[0]} ^ {*columns}) - {*_MEASURES}:
     raise UsageError(f'{out}: does not have a row for each run; give another')
   rows = {
     (row['method'], row.get('setting'), row['seed']): row
