@@ -293,5 +293,18 @@ def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
     '90.00',
     '88.0',
   ]
+  for of_row in ('iid/fedprox', 'dirichlet/fedavg'):
+    row_runs.write(tmp_path, f'niid/fmnist/{of_row}', 'paper', 3, rounds)
+  row_runs.write(tmp_path, row, 'paper', 5, rounds)
+  assert results.main([*arguments, f'--runs_dir={tmp_path}']) == 0
+  assert [
+    (r['setting'], r['method'], r['seed']) for r in results.read(out)
+  ] == [
+    ('iid', 'fedavg', '3'),
+    ('iid', 'fedavg', '5'),
+    ('iid', 'fedprox', '3'),
+    ('dirichlet', 'fedavg', '3'),
+  ]
+  capsys.readouterr()
   assert results.main([*arguments, f'--runs_dir={tmp_path}/none']) == 1
   assert 'has no finished run' in capsys.readouterr().err

@@ -193,9 +193,10 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
     UsageError: If no such run has finished, or the file has other columns.
   """
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
-  found = []
+  found, order = [], []
   for row in papers_main.matching(pattern):
     *setting, method = row.name.split('/')[2:]
+    order.append((method, '/'.join(setting)))
     for budget, dtype, runs in papers_main.runs_of(runs_dir, row, warn):
       if (budget, dtype) != (papers_main.ALL_ROUNDS, papers_main.FLOAT32):
         continue
@@ -214,11 +215,24 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
         found.append(cells)
   if not found:
     raise UsageError(f'{runs_dir}: has no finished run of {pattern!r}')
-  _add(out, _PAPER_COLUMNS, found)
+  _add(out, _PAPER_COLUMNS, found, order)
 
 
-def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
-  """Adds rows, in place of those of the same method, setting and seed."""
+def _add(
+  out: pathlib.Path,
+  columns: Sequence[str],
+  more: _Rows,
+  order: Sequence[tuple[str, str]] = (),
+) -> None:
+  """Adds rows, in place of those of the same method, setting and seed.
+
+  Args:
+    out: The file.
+    columns: Its columns.
+    more: The rows.
+    order: The methods and settings of rows. Settings come in their order, and
+      the methods of each in theirs. Others follow.
+  """
   old = read(out) if out.exists() else []
   # A figure that is new here is empty in old rows.
   if old and ({*old[0]} ^ {*columns}) - {*_MEASURES}:
@@ -227,10 +241,14 @@ def _add(out: pathlib.Path, columns: Sequence[str], more: _Rows) -> None:
     (row['method'], row.get('setting'), row['seed']): row
     for row in [*old, *more]
   }
+  settings = list(dict.fromkeys(setting for _, setting in order))
+  ordered = sorted(order, key=lambda key: settings.index(key[1]))
+  place = {key: i for i, key in enumerate(ordered)}
+  sort = lambda row: place.get((row['method'], row.get('setting')), len(place))
   with open(out, 'w', newline='', encoding='utf-8') as file:
     writer = csv.DictWriter(file, columns, lineterminator='\n')
     writer.writeheader()
-    writer.writerows(rows.values())
+    writer.writerows(sorted(rows.values(), key=sort))
 
 
 def make_table(
