@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 from xml.etree import ElementTree
 
 from matplotlib import figure
@@ -68,6 +69,22 @@ def test_no_diagram_is_empty(tmp_path, monkeypatch):
   (group,) = runs.group_runs([runs.read_run(path)])
   assert len(plots.plot([group], str(tmp_path / 'x.png'))) == 3
   assert [a.get_visible() for a in drawn[0].axes] == [True] * 3 + [False]
+
+
+def test_long_names_are_not_cut_off(tmp_path, monkeypatch):
+  drawn = []
+  monkeypatch.setattr(
+    figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
+  )
+  path = written_runs.write_short(tmp_path / 'a', 0)
+  (group,) = runs.group_runs([runs.read_run(path)])
+  label = 'fixmatch ' + 'server_learning_rate=0.1 ' * 8
+  group = dataclasses.replace(group, label=label)
+  plots.plot([group], str(tmp_path / 'x.png'), words=['test'])
+  canvas = drawn[0]
+  canvas.draw_without_rendering()
+  box = canvas.legends[0].get_window_extent()
+  assert 0 <= box.x0 < box.x1 <= canvas.bbox.width
 
 
 def test_ticks_are_true():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import io
 import os
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 _WIDTH = 3.7
 # The top of a legend below a diagram, as a part of the diagram's height.
 _LEGEND = -0.28
+# The most letters in a line of a legend below a column of diagrams.
+_LETTERS = 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +133,12 @@ def plot(
     ]
   num_columns = min(2, len(panels))
   num_rows = -(-len(panels) // num_columns)
-  canvas, grid = new_figure(
-    5.5 * num_columns, 2.9 * num_rows + 0.5, num_rows, num_columns
-  )
+  labels = [
+    textwrap.fill(group.label, _LETTERS * num_columns) for group in groups
+  ]
+  lines_below = sum(label.count('\n') + 1 for label in labels)
+  height = 2.9 * num_rows + 0.2 * lines_below
+  canvas, grid = new_figure(5.5 * num_columns, height, num_rows, num_columns)
   axes = list(grid.flat)
   group_styles = styles(groups)
   has_band = False
@@ -142,9 +148,9 @@ def plot(
     axis.set_visible(False)
   handles: list[object] = [
     lines.Line2D(
-      [], [], color=style.color, marker=style.marker, ms=4, label=group.label
+      [], [], color=style.color, marker=style.marker, ms=4, label=label
     )
-    for style, group in zip(group_styles, groups)
+    for style, label in zip(group_styles, labels)
   ]
   if has_band:
     handles.append(
