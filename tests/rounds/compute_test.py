@@ -92,6 +92,11 @@ def test_fl2_spends_less_where_no_example_is_confident():
   assert every_step.unlabeled.most == cost.passes(3, 3)
 
 
+def test_the_quota_predicts_each_unlabelled_example_once():
+  cost = _of_algorithm('fixmatch', pseudo_label_quota=True).clients
+  assert cost.once == _exactly(cost.passes(1, 0))
+
+
 def test_a_round_of_a_client():
   # Two epochs of 12 examples in 3 batches. Labelled ones, in batches of 4,
   # repeat: 6 of 3 examples each.

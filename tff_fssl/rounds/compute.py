@@ -128,6 +128,7 @@ def measure(
   # The number of clients does not change the values that one client receives.
   data = plan_lib.DataSpec({'unlabeled': {'x': stored}}, views, num_clients=1)
   plan = plan_lib.build_plan(model_fn, algorithm, data, seed=0, checks=False)
+  algorithm = plan.algorithm  # With the quota, if its round has it.
   with plan.networks.probe() as network:
     passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
