@@ -327,7 +327,7 @@ def _over_seeds(
     shown += [
       compare.mean_and_spread(
         [_number(run[c]) for run in group], _MEASURES[c][1]
-      )
+      ).removesuffix(' ± 0')  # Of a count that is always the same.
       for c in measures
     ]
     if is_short:
