@@ -135,7 +135,7 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
     name: scale * compare.late_mean(run, column, last_round)
     for name, (column, scale) in _LATE.items()
   }
-  values['forwards'] = math.nan if run.compute is None else run.compute.client
+  values['forwards'] = compare.forward_equivalents(run)
   return {
     'method': method,
     'seed': run.flags.get('seed', ''),

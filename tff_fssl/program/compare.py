@@ -120,6 +120,8 @@ def _compute_column(
   return cell
 
 
+# The forward-equivalents of a client in a round. NaN: the run does not say.
+forward_equivalents = _compute_column(lambda c: c.client)
 # What a round computes: (title, value of a run, digits).
 _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
   (
@@ -127,7 +129,7 @@ _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
     _compute_column(lambda c: c.flops(c.client) / _GIGA),
     1,
   ),
-  ('forward-equivalents, at most', _compute_column(lambda c: c.client), 0),
+  ('forward-equivalents, at most', forward_equivalents, 0),
   (
     'GFLOP of the server, a round',
     _compute_column(lambda c: c.flops(c.server) / _GIGA),
