@@ -11,6 +11,7 @@ import written_runs
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import compare
+from tff_fssl.program import papers_main
 
 _MAX_WORDS = 1200
 _MAX_WORDS_OF_ALL = 5000
@@ -34,6 +35,25 @@ def test_every_file_has_a_table_and_is_linked():
   for path in _DATA.iterdir():
     assert f'](data/{path.name})' in pages
     assert path.stem.endswith('_seeds') or f'table: {path.name}' in pages
+
+
+@pytest.mark.parametrize(
+  'path',
+  [p for p in sorted(_DATA.glob('*.csv')) if 'as_reported' in p.read_text()],
+  ids=lambda path: path.stem,
+)
+def test_recorded_runs_are_of_rows_of_papers(path):
+  recorded = results.read(path)
+  runs = [(run['setting'], run['method'], run['seed']) for run in recorded]
+  assert len({*runs}) == len(runs)
+  for run in recorded:
+    assert set(run) <= {*results.PAPER_COLUMNS}
+    (row,) = papers_main.matching(f'*/{run["setting"]}/{run["method"]}')
+    assert run['published, %'] == row.short_figure
+    assert run['last_round'] == str(row.flags['total_rounds'])
+    assert int(run['seed']) >= 0
+    assert re.match(r'\d+\.\d+\.\d+', run['version'])
+    assert all(0 <= float(run[c]) <= 100 for c in ('as_reported', 'test_last'))
 
 
 def test_pages_are_short():
@@ -308,3 +328,24 @@ def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
   capsys.readouterr()
   assert results.main([*arguments, f'--runs_dir={tmp_path}/none']) == 1
   assert 'has no finished run' in capsys.readouterr().err
+
+
+def test_a_recorded_run_is_repeated(tmp_path, capsys, monkeypatch):
+  name, out = 'fashion/server/40-iid/fl2', tmp_path / 'new.csv'
+  row_runs.write(tmp_path / 'old', name, 'paper', 3, {60: (0.7, 0)})
+  results.main(
+    ['papers', name, f'--out={out}', f'--runs_dir={tmp_path / "old"}']
+  )
+
+  def train(arguments):
+    assert arguments[:3] == ['run', name, '--seed=3']
+    row_runs.write(tmp_path / 'new', name, 'paper', 3, {60: (0.69, 0)})
+    return 0
+
+  monkeypatch.setattr(papers_main, 'papers_main', train)
+  repeat = ['repeat', name, f'--of={out}', f'--runs_dir={tmp_path / "new"}']
+  assert results.main([*repeat, '--seed=3']) == 0
+  shown = capsys.readouterr().out
+  assert '69.00%' in shown and '70.00%' in shown and '-1.00' in shown
+  assert results.main([*repeat, '--seed=4']) == 1
+  assert 'has no run of fashion/server/40-iid/fl2' in capsys.readouterr().err

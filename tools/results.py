@@ -3,8 +3,10 @@
 `results.py collect RUN ... --out=FILE` writes a row for each run, and replaces
 rows of the same method and seed. `results.py papers PATTERN --out=FILE` does so
 for the finished runs of rows of papers (`programs/papers.py run`), beside the
-figures that the papers print. `results.py pages` (`make results`) rewrites what
-stands in a page between `<!-- table: FILE -->` and `<!-- end -->`.
+figures that the papers print. `results.py repeat ROW --seed=N --of=FILE` trains
+one of these runs again, and prints both accuracies. `results.py pages` (`make
+results`) rewrites what stands in a page between `<!-- table: FILE -->` and
+`<!-- end -->`.
 
 A file with a column `seed` has a row for each run: its table shows means and
 sample standard deviations. Any other file has the rows of its table. There, `X`
@@ -77,7 +79,7 @@ _OF_RUN = (
   'version',
 )
 _COLUMNS = ('method', *_OF_RUN)
-_PAPER_COLUMNS = (
+PAPER_COLUMNS = (
   'method',
   'setting',
   'published, %',
@@ -195,8 +197,8 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
   found, order = [], []
   for row in papers_main.matching(pattern):
-    *setting, method = row.name.split('/')[2:]
-    order.append((method, '/'.join(setting)))
+    method, setting = _of_row(row.name)
+    order.append((method, setting))
     for budget, dtype, runs in papers_main.runs_of(runs_dir, row, warn):
       if (budget, dtype) != (papers_main.ALL_ROUNDS, papers_main.FLOAT32):
         continue
@@ -208,14 +210,57 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
           continue
         value = papers_main.accuracy(run, row, int(cells['last_round']))
         cells |= {
-          'setting': '/'.join(setting),
+          'setting': setting,
           'published, %': row.short_figure,
           'as_reported': f'{value:.4f}',
         }
         found.append(cells)
   if not found:
     raise UsageError(f'{runs_dir}: has no finished run of {pattern!r}')
-  _add(out, _PAPER_COLUMNS, found, order)
+  _add(out, PAPER_COLUMNS, found, order)
+
+
+def _of_row(name: str) -> tuple[str, str]:
+  """Returns the method and the setting of a row PAPER/TABLE/SETTING/METHOD."""
+  *setting, method = name.split('/')[2:]
+  return method, '/'.join(setting)
+
+
+def repeat(name: str, seed: int, of: pathlib.Path, runs_dir: str) -> int:
+  """Trains a recorded run again, and prints both accuracies.
+
+  Args:
+    name: The row, as for `programs/papers.py run`.
+    seed: The seed of the recorded run.
+    of: The file that has it.
+    runs_dir: The folder of the new run. One that was stopped there continues.
+
+  Returns:
+    The exit code of the training.
+
+  Raises:
+    UsageError: If there is no such row, or the file does not have the run.
+  """
+  row = papers_main.find(name)
+  wanted = (*_of_row(name), str(seed))
+  found = [
+    r for r in read(of) if (r['method'], r.get('setting'), r['seed']) == wanted
+  ]
+  if not found:
+    raise UsageError(f'{of}: has no run of {name} with seed {seed}')
+  code = papers_main.papers_main(
+    ['run', name, f'--seed={seed}', f'--runs_dir={runs_dir}']
+  )
+  if code == 0:
+    folder = row.folder(runs_dir, papers_main.ALL_ROUNDS, seed)
+    (run,) = runs_lib.read_all([folder], print, compare.TEST_ACCURACY)
+    before, now = _number(found[0][_TEST]), _number(measure(run, '')[_TEST])
+    print(
+      f'Test accuracy after the last round: {now:.2f}%; recorded:'
+      f' {before:.2f}%, with version {found[0]["version"]}; difference:'
+      f' {now - before:+.2f}'
+    )
+  return code
 
 
 def _add(
@@ -442,6 +487,11 @@ def main(argv: Sequence[str]) -> int:
   papers.add_argument('pattern', help='as for programs/papers.py list')
   papers.add_argument('--runs_dir', default='runs/papers')
   papers.add_argument('--out', required=True, type=pathlib.Path)
+  repeating = commands.add_parser('repeat', help='trains a recorded run again')
+  repeating.add_argument('row', help='as for programs/papers.py run')
+  repeating.add_argument('--seed', default=0, type=int)
+  repeating.add_argument('--of', required=True, type=pathlib.Path)
+  repeating.add_argument('--runs_dir', default='runs/repeated')
   commands.add_parser('pages', help='CSV files -> docs/results/*.md')
   given = parser.parse_args(argv)
   if given.command == 'pages':
@@ -450,6 +500,8 @@ def main(argv: Sequence[str]) -> int:
       page.write_text(write_page(text, PAGES / _DATA), encoding='utf-8')
     return 0
   try:
+    if given.command == 'repeat':
+      return repeat(given.row, given.seed, given.of, given.runs_dir)
     if given.command == 'papers':
       collect_papers(given.pattern, given.runs_dir, given.out)
     else:
