@@ -53,8 +53,8 @@ _COUNTS = {
   'protofssl/figure5b': 3 * 2,
   'niid/fmnist': 5 * 2,
   'fashion/server': 15 * 2 * 2,
-  'fashion/controls': 6 * 2,
-  'fashion/client_controls': 5 * 2,
+  'fashion/controls': 7 * 2,
+  'fashion/client_controls': 6 * 2,
   'fashion/clients': 18 * 2,
   'semifl/settings': 3 * 6,
 }
