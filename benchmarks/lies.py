@@ -52,7 +52,7 @@ _TEACHER = (
 _FLAGS = {
   'supervised': '',
   'fixmatch': '',
-  'uda': '--uda.tsa_rounds={rounds}',
+  'uda': '--uda.tsa=exp --uda.tsa_rounds={rounds}',
   'mixmatch': '--mixmatch.ramp_rounds={rounds}',
   'semifl': '--client_batch_size=32 --learning_rate_schedule=constant'
   ' --num_pretraining_rounds=10',

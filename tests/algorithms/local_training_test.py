@@ -133,7 +133,7 @@ _AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
 _ALGORITHMS = {
   'local_supervised': supervised.Supervised(round=_AT_CLIENTS),
   'local_uda': uda.Uda(
-    confidence_threshold=0.3, tsa_rounds=2, round=_AT_CLIENTS
+    confidence_threshold=0.3, tsa='exp', tsa_rounds=2, round=_AT_CLIENTS
   ),
   'local_fixmatch': fixmatch.FixMatch(
     confidence_threshold=0.3, round=_AT_CLIENTS

@@ -48,7 +48,7 @@ def test_i6_the_threshold_rises_with_rounds_and_steps(round_num, step, eta):
     rest = np.log((1 - probability) / 9)
     logits = [[np.log(probability), *[rest] * 9]]
     examples = tiny_steps.examples(labels=[0], weak=logits)
-    loss, metrics = _make(tsa_rounds=40).labeled_loss(
+    loss, metrics = _make(tsa='exp', tsa_rounds=40).labeled_loss(
       tiny_steps.IDENTITY, tiny_steps.batch(time, labeled=examples)
     )
     means = tiny_steps.means(metrics)

@@ -307,8 +307,8 @@ def test_rounds_that_may_be_empty_must_have_a_client():
 
 def test_algorithms_that_read_the_flags_of_another():
   given = ['--algorithm=local_uda', _CLIENTS, '--num_labels=10']
-  found = _config(*given, '--uda.tsa=none')
-  assert found.algorithm.tsa == 'none' and found.flags()['uda.tsa'] == 'none'
+  found = _config(*given, '--uda.tsa=log')
+  assert found.algorithm.tsa == 'log' and found.flags()['uda.tsa'] == 'log'
   found = _config('--algorithm=ts_client_ema', '--fedswitch.ema_decay=0.5')
   assert found.algorithm.ema_decay == 0.5
   # TS-Client EMA has some of FedSwitch's flags.

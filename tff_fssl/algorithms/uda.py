@@ -13,14 +13,14 @@ In a round:
     labelled batch is added.
 3.  The server averages. With labels at the server, it then trains on them.
 
-In training on labels, at clients and at the server, training signal annealing
-(TSA) skips the examples whose label the network already predicts with a
-probability above a threshold. The threshold rises to 1 over the rounds.
+With `tsa`, training on labels, at clients and at the server, skips the examples
+whose label the network already predicts with a probability above a threshold
+(training signal annealing, TSA). The threshold rises to 1 over the rounds.
 
 Choices, since the paper is not federated: The threshold rises with the rounds
 and, within a round, with the steps. Before round 1 no example is skipped. The
-default schedule is `exp`, as in the UDA baseline of FedMatch's authors. The
-CIFAR-10 scripts of UDA's authors have no TSA. There is no moving average of the
+default is no TSA, as in the CIFAR-10 scripts of UDA's authors. The UDA baseline
+of FedMatch's authors has the schedule `exp`. There is no moving average of the
 weights.
 """
 
@@ -49,7 +49,7 @@ class Uda(base.Algorithm):
   name = 'uda'
   paper = 'Xie et al., NeurIPS 2020'
   unlabeled_views = base.WEAK_AND_STRONG
-  tiny = {'confidence_threshold': 0.3, 'tsa_rounds': 2}
+  tiny = {'confidence_threshold': 0.3, 'tsa': 'exp', 'tsa_rounds': 2}
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = (
     metrics_lib.client_metric(
       'loss_soft_pseudo_label',
@@ -94,10 +94,10 @@ class Uda(base.Algorithm):
     minimum=0,
   )
   tsa: str = hparam(
-    annealing.EXP,
+    _NO_TSA,
     'Training signal annealing: how the threshold rises to 1 above which a'
     " label counts as learnt and is skipped (FedMatch's baseline: exp). none:"
-    ' all labels are used.',
+    " all labels are used (UDA's CIFAR-10 scripts).",
     choices=(_NO_TSA, *annealing.TSA_SCHEDULES),
   )
   tsa_rounds: int = hparam(
