@@ -253,8 +253,8 @@ def repeat(name: str, seed: int, of: pathlib.Path, runs_dir: str) -> int:
   )
   if code == 0:
     folder = row.folder(runs_dir, papers_main.ALL_ROUNDS, seed)
-    (run,) = runs_lib.read_all([folder], print, compare.TEST_ACCURACY)
-    before, now = _number(found[0][_TEST]), _number(measure(run, '')[_TEST])
+    cells = measure(runs_lib.read_run(folder), '')
+    before, now = _number(found[0][_TEST]), _number(cells[_TEST])
     print(
       f'Test accuracy after the last round: {now:.2f}%; recorded:'
       f' {before:.2f}%, with version {found[0]["version"]}; difference:'
