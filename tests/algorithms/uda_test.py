@@ -35,6 +35,16 @@ def test_i7():
   assert means['pseudo_label_ratio'] == 0.5
 
 
+def test_by_default_all_labels_count():
+  """As in the CIFAR-10 scripts of UDA's authors, also in round 1."""
+  time = base.StepTime(*tf.constant([1, 0, 4]))
+  examples = tiny_steps.examples(labels=[0], weak=[[9.0, 0, 0]])
+  loss, metrics = uda.Uda().labeled_loss(
+    tiny_steps.IDENTITY, tiny_steps.batch(time, labeled=examples)
+  )
+  assert 0 < float(loss) == tiny_steps.means(metrics)['loss_labeled']
+
+
 @pytest.mark.parametrize(
   'round_num, step, eta',
   [(1, 0, 0.106064), (11, 0, 0.121166), (21, 0, 0.173876), (31, 0, 0.357854)]
