@@ -30,10 +30,11 @@ def test_pages_have_the_tables_of_their_files(page):
   assert results.write_page(text, _DATA) == text
 
 
-def test_every_file_is_linked():
+def test_every_file_has_a_table_and_is_linked():
   pages = ''.join(page.read_text(encoding='utf-8') for page in _PAGES)
   for path in _DATA.iterdir():
     assert f'](data/{path.name})' in pages
+    assert path.stem.endswith('_seeds') or f'table: {path.name}' in pages
 
 
 @pytest.mark.parametrize(
