@@ -36,8 +36,8 @@ _REPORTED = {
   BEST_VALIDATION: 'of the round with the best validation accuracy',
   BEST_TEST: 'of the best round on the test set, which overstates',
 }
-# What stands for a figure: it is only drawn, it is not known to us, or the
-# table is ours.
+# What stands for a figure: it is only drawn, it is not known to us, or the row
+# is ours.
 CURVE, UNKNOWN, OURS = 'curve', '?', 'ours'
 # The name of the paper's budget, and the dtype of all papers.
 ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
@@ -498,7 +498,7 @@ def _reported(row: Row) -> str:
   if row.printed == UNKNOWN:
     return 'not known to us'
   if row.printed == OURS:
-    return 'none, since this table is ours'
+    return 'none: the row is ours'
   short = row.short_figure
   words = [f'{short} %{row.printed.removeprefix(short)}']
   if row.spread:
