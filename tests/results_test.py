@@ -48,7 +48,8 @@ def test_recorded_runs_are_of_rows_of_papers(path):
   assert len({*runs}) == len(runs)
   for run in recorded:
     assert set(run) <= {*results.PAPER_COLUMNS}
-    (row,) = papers_main.matching(f'*/{run["setting"]}/{run["method"]}')
+    setting = run['setting'].removesuffix(', bfloat16')
+    (row,) = papers_main.matching(f'*/{setting}/{run["method"]}')
     assert run['published, %'] == row.short_figure
     assert run['last_round'] == str(row.flags['total_rounds'])
     assert int(run['seed']) >= 0
@@ -316,6 +317,8 @@ def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
   for of_row in ('iid/fedprox', 'dirichlet/fedavg'):
     row_runs.write(tmp_path, f'niid/fmnist/{of_row}', 'paper', 3, rounds)
   row_runs.write(tmp_path, row, 'paper', 5, rounds)
+  in_bfloat16 = {'compute_dtype': 'bfloat16'}
+  row_runs.write(tmp_path, row, 'paper,bfloat16', 3, rounds, **in_bfloat16)
   assert results.main([*arguments, f'--runs_dir={tmp_path}']) == 0
   assert [
     (r['setting'], r['method'], r['seed']) for r in results.read(out)
@@ -323,6 +326,7 @@ def test_runs_of_papers_stand_beside_published_figures(tmp_path, capsys):
     ('iid', 'fedavg', '3'),
     ('iid', 'fedavg', '5'),
     ('iid', 'fedprox', '3'),
+    ('iid, bfloat16', 'fedavg', '3'),
     ('dirichlet', 'fedavg', '3'),
   ]
   capsys.readouterr()

@@ -186,6 +186,8 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
 def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   """Writes a row for each finished run of rows of papers, at full budget.
 
+  The setting of runs in bfloat16 ends with it.
+
   Args:
     pattern: The rows, as for `programs/papers.py list`.
     runs_dir: The folder of all runs of rows.
@@ -197,11 +199,11 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
   found, order = [], []
   for row in papers_main.matching(pattern):
-    method, setting = _of_row(row.name)
-    order.append((method, setting))
+    order += [_of_row(row.name, dtype) for dtype in papers_main.DTYPES]
     for budget, dtype, runs in papers_main.runs_of(runs_dir, row, warn):
-      if (budget, dtype) != (papers_main.ALL_ROUNDS, papers_main.FLOAT32):
+      if budget != papers_main.ALL_ROUNDS:
         continue
+      method, setting = _of_row(row.name, dtype)
       for run in runs:
         try:
           cells = measure(run, method)
@@ -220,13 +222,16 @@ def collect_papers(pattern: str, runs_dir: str, out: pathlib.Path) -> None:
   _add(out, PAPER_COLUMNS, found, order)
 
 
-def _of_row(name: str) -> tuple[str, str]:
+def _of_row(name: str, dtype: str) -> tuple[str, str]:
   """Returns the method and the setting of a row PAPER/TABLE/SETTING/METHOD."""
   *setting, method = name.split('/')[2:]
-  return method, '/'.join(setting)
+  other = f', {dtype}' if dtype != papers_main.FLOAT32 else ''
+  return method, '/'.join(setting) + other
 
 
-def repeat(name: str, seed: int, of: pathlib.Path, runs_dir: str) -> int:
+def repeat(
+  name: str, seed: int, of: pathlib.Path, runs_dir: str, dtype: str
+) -> int:
   """Trains a recorded run again, and prints both accuracies.
 
   Args:
@@ -234,6 +239,7 @@ def repeat(name: str, seed: int, of: pathlib.Path, runs_dir: str) -> int:
     seed: The seed of the recorded run.
     of: The file that has it.
     runs_dir: The folder of the new run. One that was stopped there continues.
+    dtype: The dtype in which the network of the recorded run computes.
 
   Returns:
     The exit code of the training.
@@ -242,17 +248,18 @@ def repeat(name: str, seed: int, of: pathlib.Path, runs_dir: str) -> int:
     UsageError: If there is no such row, or the file does not have the run.
   """
   row = papers_main.find(name)
-  wanted = (*_of_row(name), str(seed))
+  wanted = (*_of_row(name, dtype), str(seed))
   found = [
     r for r in read(of) if (r['method'], r.get('setting'), r['seed']) == wanted
   ]
   if not found:
-    raise UsageError(f'{of}: has no run of {name} with seed {seed}')
+    raise UsageError(f'{of}: has no run of {name} with seed {seed} in {dtype}')
+  flags = [f'--seed={seed}', f'--runs_dir={runs_dir}']
   code = papers_main.papers_main(
-    ['run', name, f'--seed={seed}', f'--runs_dir={runs_dir}']
+    ['run', name, *flags, f'--compute_dtype={dtype}']
   )
   if code == 0:
-    folder = row.folder(runs_dir, papers_main.ALL_ROUNDS, seed)
+    folder = row.folder(runs_dir, papers_main.ALL_ROUNDS, seed, dtype)
     cells = measure(runs_lib.read_run(folder), '')
     before, now = _number(found[0][_TEST]), _number(cells[_TEST])
     print(
@@ -492,6 +499,9 @@ def main(argv: Sequence[str]) -> int:
   repeating.add_argument('--seed', default=0, type=int)
   repeating.add_argument('--of', required=True, type=pathlib.Path)
   repeating.add_argument('--runs_dir', default='runs/repeated')
+  repeating.add_argument(
+    '--compute_dtype', default=papers_main.FLOAT32, choices=papers_main.DTYPES
+  )
   commands.add_parser('pages', help='CSV files -> docs/results/*.md')
   given = parser.parse_args(argv)
   if given.command == 'pages':
@@ -501,7 +511,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     if given.command == 'repeat':
-      return repeat(given.row, given.seed, given.of, given.runs_dir)
+      return repeat(
+        given.row, given.seed, given.of, given.runs_dir, given.compute_dtype
+      )
     if given.command == 'papers':
       collect_papers(given.pattern, given.runs_dir, given.out)
     else:

@@ -39,8 +39,9 @@ _REPORTED = {
 # What stands for a figure: it is only drawn, it is not known to us, or the row
 # is ours.
 CURVE, UNKNOWN, OURS = 'curve', '?', 'ours'
-# The name of the paper's budget, and the dtype of all papers.
+# The name of the paper's budget, the dtype of all papers, and those of runs.
 ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
+DTYPES = (FLOAT32, 'bfloat16')
 
 # A mean, perhaps its spread in parentheses, perhaps words.
 _FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
@@ -560,7 +561,7 @@ class PapersHparams:
     FLOAT32,
     "The dtype of the network's computation, as for training. Runs in bfloat16"
     ' have a folder of their own, and a line of their own in comparisons.',
-    choices=(FLOAT32, 'bfloat16'),
+    choices=DTYPES,
   )
   seed: int = hparam(0, 'Seed of the run.', minimum=0, maximum=2**31 - 1)
   data_dir: str = hparam('', "The data's folder, as for training.")
