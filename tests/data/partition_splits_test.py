@@ -492,6 +492,47 @@ def test_clients_of_unequal_sizes(skew, sizes):
     )
 
 
+def test_a_class_without_examples_does_not_stop_a_dirichlet_split():
+  settings = partition_settings.PartitionSettings(
+    2, 1, 2, partition='dirichlet'
+  )
+  hidden = [np.arange(20), np.arange(0)]
+  assert [*map(len, partition_splits.split(hidden, settings))] == [20]
+
+
+def test_given_shares_of_each_class():
+  hidden = [np.arange(60), np.arange(100, 190), np.arange(200, 210)]
+  settings = partition_settings.PartitionSettings(
+    3, 3, 3, partition='given', class_shares='20,1,0; 40,1,0;\n 0,1,0'
+  )
+  clients = partition_splits.split(hidden, settings)
+  counts = [np.bincount(c // 100, minlength=3).tolist() for c in clients]
+  # Nobody has the third class.
+  assert counts == [[20, 30, 0], [40, 30, 0], [0, 30, 0]]
+  assert len(np.unique(np.concatenate(clients))) == 150
+  # What does not divide evenly is given away, too.
+  seven = [np.arange(7), np.arange(100, 107), np.arange(200, 207)]
+  assert sum(map(len, partition_splits.split(seven, settings))) == 14
+
+
+@pytest.mark.parametrize(
+  'shares, text',
+  [
+    ('', 'it is empty'),
+    ('1,2;1,2', 'it has 2'),
+    ('1,2;1;1,2', "row 2 is '1'"),
+    ('1,2;0,00;1,2', "row 2 is '0,00'"),
+    ('1,2;1,2;1,-2', "row 3 is '1,-2'"),
+    ('1,2;1,2;1,0.5', "row 3 is '1,0.5'"),
+  ],
+)
+def test_wrong_shares_are_refused(shares, text):
+  with pytest.raises(UsageError, match=f'--class_shares=.*: .*{text}'):
+    partition_settings.PartitionSettings(
+      2, 3, 2, partition='given', class_shares=shares
+    )
+
+
 def _merged(num_clients, owners, owner_names=(), **kwargs):
   settings = partition_settings.PartitionSettings(
     2, num_clients, 2, **{'partition': 'continuous', **kwargs}

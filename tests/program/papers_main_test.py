@@ -51,7 +51,7 @@ _COUNTS = {
   'protofssl/figure4b': 3 * 2 * 2,
   'protofssl/figure5a': 4 * 2,
   'protofssl/figure5b': 3 * 2,
-  'niid/fmnist': 5 * 2,
+  'niid/fmnist': 8 * 2,
   'fashion/server': 15 * 2 * 2,
   'fashion/controls': 7 * 2,
   'fashion/client_controls': 6 * 2,

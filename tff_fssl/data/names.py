@@ -51,13 +51,14 @@ SHARDS = 'shards'
 PAIRS = 'pairs'
 CLASSES = 'classes'
 SIZES = 'sizes'
+GIVEN = 'given'
 NATURAL = 'natural'
 GROUPED = 'grouped'
 CONTINUOUS = 'continuous'
 # Those in which clients have examples by their owners in the data.
 OF_OWNERS = (NATURAL, GROUPED, CONTINUOUS)
 PARTITIONS = (
-  *(IID, DIRICHLET, CLASSES, SIZES),
+  *(IID, DIRICHLET, CLASSES, SIZES, GIVEN),
   *(FEDMATCH, EXTREME, SHARDS, PAIRS, *OF_OWNERS),
 )
 # Sizes of the k-th client, from 1, in `sizes`: k, k^2 or e^k parts.

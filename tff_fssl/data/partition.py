@@ -28,6 +28,7 @@ _LATER = {
   'labeled_also_unlabeled': False,
   'classes_per_client': 2,
   'size_skew': names.LINEAR,
+  'class_shares': '',
   'strictness': 1.0,
   'split_by': names.EXAMPLE,
 }

@@ -303,6 +303,7 @@ def _split_unlabeled(
       f'--partition={settings.partition}: no client gets an example, since'
       f' class {fewest} has only {sizes[fewest]} left for {num_clients}'
       ' clients; lower --num_labels, --num_validation or --num_clients'
+      f'{settings.or_more_unlabeled}'
     )
   return shares
 

@@ -5,6 +5,8 @@ import dataclasses
 import re
 from typing import Any
 
+import numpy as np
+
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
@@ -47,6 +49,8 @@ class PartitionSettings:
     classes_per_client: The number of a client's classes (`classes`), >= 1.
     size_skew: The growth of clients' sizes (`sizes`), one of
       `names.SIZE_SKEWS`.
+    class_shares: The clients' shares of each class (`given`), which are whole
+      numbers, '9,1; 1,9': rows are clients, columns are classes.
     strictness: How far clients' examples follow the owners' numbers
       (`continuous`), in [0, 1]. 0: not at all.
     num_validation: The number of validation examples, >= 0.
@@ -102,6 +106,7 @@ class PartitionSettings:
   shards_per_client: int = 2
   classes_per_client: int = 2
   size_skew: str = names.LINEAR
+  class_shares: str = ''
   strictness: float = 1.0
   num_validation: int = 0
   split_by: str = names.EXAMPLE
@@ -244,6 +249,8 @@ class PartitionSettings:
         f'--classes_per_client={self.classes_per_client}: must be at most the'
         f' number of classes ({self.num_classes})'
       )
+    if self.partition == names.GIVEN:
+      _ = self.shares  # The property rejects what is no such table.
     if self.has_rows and self.num_classes != _ROW_CLASSES:
       raise UsageError(
         f'--partition={self.partition}: has shares of {_ROW_CLASSES} classes,'
@@ -272,6 +279,26 @@ class PartitionSettings:
     return self.alpha
 
   @property
+  def shares(self) -> np.ndarray:
+    """Reads `class_shares`, as int64 [clients, classes], or raises."""
+    rows = [re.sub(r'\s', '', row) for row in self.class_shares.split(';')]
+    wrong = f'it has {len(rows)}' if any(rows) else 'it is empty'
+    if len(rows) == self.num_clients:
+      number = '[0-9]{1,9}'
+      of_row = re.compile(
+        f'(?=.*[1-9]){number}(,{number}){{{self.num_classes - 1}}}'
+      )
+      places = [i for i, row in enumerate(rows) if not of_row.fullmatch(row)]
+      if not places:
+        return np.array([row.split(',') for row in rows]).astype(np.int64)
+      wrong = f'row {places[0] + 1} is {rows[places[0]]!r:.60}'
+    raise UsageError(
+      f'--class_shares={self.class_shares:.60}: must have a row for each of'
+      f' --num_clients={self.num_clients}, with a whole number for each of'
+      f" {self.num_classes} classes, not all 0, as in '9,1; 1,9', but {wrong}"
+    )
+
+  @property
   def has_rows(self) -> bool:
     """Tells whether shares of classes are rows from a paper."""
     return self.partition in (names.FEDMATCH, names.EXTREME)
@@ -292,6 +319,7 @@ class PartitionSettings:
       names.SHARDS: f'shards of classes, {self.shards_per_client} a client',
       names.CLASSES: f'{self.classes_per_client} classes a client',
       names.SIZES: f'IID, {self.size_skew} sizes',
+      names.GIVEN: 'given shares of classes',
       names.PAIRS: f'pairs of clients by Dirichlet({alpha})',
       names.NATURAL: 'natural',
       names.GROUPED: 'groups of owners',

@@ -59,6 +59,8 @@ def split(
     return split_classes(hidden, settings, rng)
   if settings.partition == names.SIZES:
     return _split_sizes(np.concatenate(hidden), settings, rng)
+  if settings.partition == names.GIVEN:
+    return take(hidden, _given_counts(hidden, settings))
   if settings.partition in _ROWS:
     return take(hidden, _row_counts(hidden, settings, rng))
   if settings.equal_sizes:
@@ -441,6 +443,18 @@ def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
   return [np.concatenate(own) for own in zip(*pieces)]
 
 
+def _given_counts(
+  hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
+) -> np.ndarray:
+  """Cuts each class in proportion to its column of `class_shares`."""
+  # Python's integers, so that no product overflows.
+  parts = np.cumsum(settings.shares.astype(object), axis=0)
+  sizes = np.array([len(members) for members in hidden], object)
+  # A class of which nobody has a share is nobody's.
+  ends = (parts * sizes // np.maximum(parts[-1], 1)).astype(np.int64)
+  return np.diff(ends, axis=0, prepend=0)
+
+
 def row_counts(partition: str, client: int, size: int) -> np.ndarray:
   """Computes the counts of each class at a client of `fedmatch` or `extreme`.
 
@@ -606,6 +620,8 @@ def _draw_dirichlet(
   sizes = np.zeros(num_clients, np.int64)
   for members, own in zip(hidden, counts.T):
     proportions = rng.dirichlet(np.full(num_clients, alpha))
+    if not len(members):
+      continue
     proportions[sizes >= full] = 0
     mass = proportions.sum()
     # A very small alpha gives everything to one client (or underflows).

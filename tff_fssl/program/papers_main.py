@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import tempfile
 from typing import Any
 
@@ -522,7 +523,7 @@ def _about(row: Row) -> dict[str, str]:
 
 def describe(row: Row, runs_dir: str, warn: Callable[[str], None]) -> str:
   """Describes a row: the paper, its flags, its results."""
-  arguments = ' '.join(_arguments(row, {}))
+  arguments = shlex.join(_arguments(row, {}))
   lines = [row.name, console.table({**_about(row), 'flags': arguments})]
   if not row.why:
     found = results(runs_dir, row, warn)

@@ -204,8 +204,8 @@ class RunHparams:
     ' cut (McMahan et al., 2017); pairs: equal IID parts, each divided between'
     ' two clients by Dirichlet(alpha) (SAGE); natural (unless given, for'
     ' clientdata:PATH and folders of clients): as the data set says; grouped:'
-    ' groups of whole owners; continuous: by owners that are numbers.'
-    ' docs/partitions.md shows them.',
+    ' groups of whole owners; continuous: by owners that are numbers; given:'
+    ' by --class_shares. docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   partition_file: str = hparam(
@@ -276,6 +276,13 @@ class RunHparams:
     ' examples (linear), k^2 (square) or e^k (exponential).',
     choices=data_names.SIZE_SKEWS,
     when=lambda run: run.partition == data_names.SIZES,
+  )
+  class_shares: str = hparam(
+    '',
+    "The clients' shares of each class with --partition=given: a row of whole"
+    " numbers for each client, '9,1; 1,9'. Each class is cut in proportion to"
+    ' its column.',
+    when=lambda run: run.partition == data_names.GIVEN,
   )
   strictness: float = hparam(
     1.0,
