@@ -35,7 +35,10 @@ def test_alpha_of_a_class_or_of_all():
 
 @pytest.mark.parametrize('partition', names.PARTITIONS)
 def test_records_give_back_the_settings(partition):
-  settings = _settings(partition=partition, seed=7, label_noise=0.1)
+  shares = ';'.join(20 * ['1,' * 9 + '0'])
+  settings = _settings(
+    partition=partition, seed=7, label_noise=0.1, class_shares=shares
+  )
   record = settings.recorded()
   parse = partition_settings.PartitionSettings.parse_record
   assert parse(record) == settings
