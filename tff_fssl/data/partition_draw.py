@@ -287,15 +287,15 @@ def _split_unlabeled(
       ' or --num_validation'
     )
   split = partition_splits.split(hidden, settings)
-  if settings.num_unlabeled and not sum(map(len, split)) and not len(unknown):
+  rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
+  also = partition_splits.split_evenly(unknown, num_clients, rng)
+  shares = [np.sort(np.concatenate(a)) for a in zip(split, also)]
+  if settings.num_unlabeled and not any(map(len, shares)):
     raise UsageError(
       f'--num_unlabeled={settings.num_unlabeled} --partition='
       f'{settings.partition}: has shares that so few examples do not allow;'
       ' raise --num_unlabeled, or lower --num_clients'
     )
-  rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
-  also = partition_splits.split_evenly(unknown, num_clients, rng)
-  shares = [np.sort(np.concatenate(a)) for a in zip(split, also)]
   if not any(map(len, shares)) and not may_be_empty:
     sizes = [len(members) for members in hidden]
     fewest = int(np.argmin(sizes))
@@ -303,7 +303,6 @@ def _split_unlabeled(
       f'--partition={settings.partition}: no client gets an example, since'
       f' class {fewest} has only {sizes[fewest]} left for {num_clients}'
       ' clients; lower --num_labels, --num_validation or --num_clients'
-      f'{settings.or_more_unlabeled}'
     )
   return shares
 

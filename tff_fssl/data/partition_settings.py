@@ -5,8 +5,6 @@ import dataclasses
 import re
 from typing import Any
 
-import numpy as np
-
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
@@ -250,7 +248,7 @@ class PartitionSettings:
         f' number of classes ({self.num_classes})'
       )
     if self.partition == names.GIVEN:
-      _ = self.shares  # The property rejects what is no such table.
+      _ = self.shares  # Reading them rejects a wrong table.
     if self.has_rows and self.num_classes != _ROW_CLASSES:
       raise UsageError(
         f'--partition={self.partition}: has shares of {_ROW_CLASSES} classes,'
@@ -279,8 +277,8 @@ class PartitionSettings:
     return self.alpha
 
   @property
-  def shares(self) -> np.ndarray:
-    """Reads `class_shares`, as int64 [clients, classes], or raises."""
+  def shares(self) -> list[list[int]]:
+    """Reads each client's row of `class_shares`, or raises."""
     rows = [re.sub(r'\s', '', row) for row in self.class_shares.split(';')]
     wrong = f'it has {len(rows)}' if any(rows) else 'it is empty'
     if len(rows) == self.num_clients:
@@ -290,7 +288,7 @@ class PartitionSettings:
       )
       places = [i for i, row in enumerate(rows) if not of_row.fullmatch(row)]
       if not places:
-        return np.array([row.split(',') for row in rows]).astype(np.int64)
+        return [[*map(int, row.split(','))] for row in rows]
       wrong = f'row {places[0] + 1} is {rows[places[0]]!r:.60}'
     raise UsageError(
       f'--class_shares={self.class_shares:.60}: must have a row for each of'

@@ -448,9 +448,9 @@ def _given_counts(
 ) -> np.ndarray:
   """Cuts each class in proportion to its column of `class_shares`."""
   # Python's integers, so that no product overflows.
-  parts = np.cumsum(settings.shares.astype(object), axis=0)
+  parts = np.cumsum(np.array(settings.shares, object), axis=0)
   sizes = np.array([len(members) for members in hidden], object)
-  # A class of which nobody has a share is nobody's.
+  # A class without shares goes to no client.
   ends = (parts * sizes // np.maximum(parts[-1], 1)).astype(np.int64)
   return np.diff(ends, axis=0, prepend=0)
 
@@ -620,6 +620,7 @@ def _draw_dirichlet(
   sizes = np.zeros(num_clients, np.int64)
   for members, own in zip(hidden, counts.T):
     proportions = rng.dirichlet(np.full(num_clients, alpha))
+    # After the draw, so that those of other classes stay the same.
     if not len(members):
       continue
     proportions[sizes >= full] = 0
