@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tff_fssl import loops
 
@@ -71,3 +72,11 @@ def test_batches_leave_no_row_alone(size, batch_size, expected):
   assert [end - start for _, start, end in seen] == expected
   assert [i for i, _, _ in seen] == list(range(len(expected)))
   assert loops.num_batches(size, batch_size) == len(expected)
+
+
+def test_options_of_calls_are_put_back():
+  options = lambda: context.context().function_call_options
+  before = options()
+  with loops.call_options():
+    assert options() is not before
+  assert options().config_proto_serialized == before.config_proto_serialized

@@ -12,6 +12,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.interface import round_hparams
+from tff_fssl.models import networks
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import sampling
@@ -35,6 +36,14 @@ def model_fn(norm: str = 'bn') -> tf.keras.Model:
       _LAYERS.Dense(NUM_CLASSES),
     ]
   )
+
+
+def big_model_fn() -> tf.keras.Model:
+  """A network so large that TensorFlow would use temporary variables."""
+  image = tf.keras.Input(IMAGE_SHAPE)
+  x = _LAYERS.Resizing(8, 8)(image)
+  logits = networks.build_resnet9(x, NUM_CLASSES, norm='none')
+  return tf.keras.Model(image, logits)
 
 
 def network_fn(name: str, norm: str = 'bn'):

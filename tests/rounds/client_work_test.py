@@ -139,6 +139,16 @@ def test_with_one_client_its_model_is_the_next_of_the_server(name, hparams):
       np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_big_model_trains_more_than_once():
+  process = tiny_task.build('fixmatch', _CLIENTS, model=tiny_task.big_model_fn)
+  state = process.initialize()
+  dataset = tiny_task.dataset(tiny_task.client(1, labeled=6), process)
+  first, second = (process.local_model(state, dataset, 1) for _ in range(2))
+  for a, b in zip(first.trainable, second.trainable, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
 def test_a_client_that_is_not_finite_leaves_the_model():
   process = tiny_task.build('fixmatch', _CLIENTS, norm='none')
   state = process.initialize()

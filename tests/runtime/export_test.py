@@ -111,6 +111,13 @@ def test_rounds_are_equal_without_tff(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_big_model_trains_more_than_once(tmp_path):
+  scenario = tiny_task.round_hparams.LABELS_AT_CLIENTS
+  process = tiny_task.build('fixmatch', scenario, model=tiny_task.big_model_fn)
+  assert not _compare_rounds(process, scenario, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 def test_every_algorithm(name, scenario, tmp_path):
   process = tiny_task.build(name, scenario)

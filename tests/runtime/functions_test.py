@@ -91,14 +91,6 @@ def test_a_bound_function_keeps_constants():
     assert values[c].numpy() == number - 2
 
 
-def test_options_of_calls_are_put_back():
-  before = functions.eager_context.context().function_call_options
-  with functions._call_options():
-    assert functions.eager_context.context().function_call_options is not before
-  after = functions.eager_context.context().function_call_options
-  assert after.config_proto_serialized == before.config_proto_serialized
-
-
 def test_an_operation_that_wants_the_device_of_an_argument_runs_anywhere():
   a, b = _slot(), _slot()
 

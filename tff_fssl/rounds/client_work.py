@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any, Protocol, TypeVar
 
+from tff_fssl import loops
 from tff_fssl.client import batches
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
@@ -479,6 +480,7 @@ def _repeating(
   def repeat(state: Any, dataset: tf.data.Dataset, round_num: int) -> Any:
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     data, _ = read_client(plan, dataset)
-    return built()(state, data, tf.constant(round_num))
+    with loops.call_options():
+      return built()(state, data, tf.constant(round_num))
 
   return repeat

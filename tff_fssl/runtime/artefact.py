@@ -15,13 +15,13 @@ order of clients: for equal results, add them in the order of the cohort.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import gzip
 import hashlib
 import json
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 import zipfile
 import zlib
 
@@ -185,6 +185,36 @@ def pack(folder: str, names: Iterable[str]) -> str:
   return json.dumps(packed, indent=1) + '\n'
 
 
+class _Function(NamedTuple):
+  """A function of arrays.
+
+  Attributes:
+    call: Arrays of `dtypes` -> arrays.
+    dtypes: The types of its inputs.
+    datasets: The inputs that are graphs of data sets.
+  """
+
+  call: Callable[..., list[Any]]
+  dtypes: list[tf.DType]
+  datasets: list[int]
+
+
+def _session_config() -> Any:
+  """Makes options for equal sums and repeated calls, as in `loops`.
+
+  No public name gives them to a `tf.function`.
+  """
+  threading = tf.config.threading
+  config = tf.compat.v1.ConfigProto(
+    allow_soft_placement=True,
+    intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
+    inter_op_parallelism_threads=threading.get_inter_op_parallelism_threads(),
+  )
+  rewriting = config.graph_options.rewrite_options
+  rewriting.memory_optimization = rewriting.NO_MEM_OPT
+  return config
+
+
 class Program:
   """An exported computation.
 
@@ -225,7 +255,7 @@ class Program:
     self.result = [name for name, _ in description['result']]
     self.data = [leaf['name'] for leaf in description['data']]
     self.num_phases = len(description['phases'])
-    self._functions: dict[str, tuple[Any, list[int]]] = {}
+    self._functions: dict[str, _Function] = {}
 
   def initial(self) -> dict[str, np.ndarray]:
     """Reads the first value for each name of `parameter`."""
@@ -413,21 +443,17 @@ class Program:
     for slot in function['inputs']:
       # None stands for all arrays of the client's data.
       arguments += data if slot is None else [values[slot]]
-    loaded, datasets = self._load(function)
-    for position in datasets:
+    loaded = self._load(function)
+    for position in loaded.datasets:
       _parse_graph(arguments[position])
     given = [
-      tf.constant(value, tensor.dtype)
-      for value, tensor in zip(arguments, loaded.inputs, strict=True)
+      np.asarray(value, dtype.as_numpy_dtype)
+      for value, dtype in zip(arguments, loaded.dtypes, strict=True)
     ]
-    outputs = loaded(*given)
-    return {
-      slot: output.numpy()
-      for slot, output in zip(function['outputs'], outputs, strict=True)
-    }
+    return dict(zip(function['outputs'], loaded.call(*given), strict=True))
 
-  def _load(self, function: Mapping[str, Any]) -> tuple[Any, list[int]]:
-    """Reads a function, and which of its inputs are data sets, once."""
+  def _load(self, function: Mapping[str, Any]) -> _Function:
+    """Reads a function, once."""
     name = function['graph']
     if name not in self._functions:
       path, content = self._path(name), self.read(name)
@@ -439,24 +465,20 @@ class Program:
         graph = _parse_graph(content)
       except ArtefactError as error:
         raise ArtefactError(f'{path}: {error}') from error
-      imported = tf.compat.v1.wrap_function(
-        lambda: tf.import_graph_def(graph, name=''), []
-      )
-      tensor = imported.graph.get_tensor_by_name
-      feeds = function['feeds']
-      pruned = imported.prune(
-        [tensor(feed) for feed in feeds],
-        [tensor(fetch) for fetch in function['fetches']],
-      )
+      with tf.Graph().as_default() as imported:
+        tf.import_graph_def(graph, name='')
+      feeds = [imported.get_tensor_by_name(feed) for feed in function['feeds']]
+      session = tf.compat.v1.Session(graph=imported, config=_session_config())
       read = {
         node.input[0].partition(':')[0]
         for node in graph.node
         if node.op == _GRAPH_READER
       }
-      datasets = [
-        i for i, feed in enumerate(feeds) if feed.partition(':')[0] in read
-      ]
-      self._functions[name] = pruned, datasets
+      self._functions[name] = _Function(
+        session.make_callable(function['fetches'], feeds),
+        [feed.dtype for feed in feeds],
+        [i for i, feed in enumerate(feeds) if feed.op.name in read],
+      )
     return self._functions[name]
 
   def _path(self, name: str) -> str:

@@ -6,54 +6,15 @@ All operations that can run together are therefore put into one function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
-import functools
+from collections.abc import Callable, Mapping, Sequence
 import threading
 from typing import Any, Optional
 
-# No public name sets a function's RewriterConfig.
-from tensorflow.python.eager import context as eager_context
-
+from tff_fssl import loops
 from tff_fssl.lazy import tf
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import graphs
 from tff_fssl.runtime import operations
-
-
-@contextlib.contextmanager
-def _call_options() -> Iterator[None]:
-  """Optimizes functions once, and so that several threads can call them.
-
-  If a function needs much memory, TensorFlow's memory optimizer replaces sums
-  of three and more tensors by temporary variables. Their names are the same in
-  all calls of a process, so that two at a time fail with `AlreadyExistsError`
-  (TensorFlow issue 37740).
-  """
-  context = eager_context.context()
-  old = context.function_call_options
-  context.function_call_options = _make_options(
-    old.executor_type, old.config_proto_serialized
-  )
-  try:
-    yield
-  finally:
-    context.function_call_options = old
-
-
-@functools.cache
-def _make_options(executor_type: Any, serialized: bytes) -> Any:
-  config = tf.compat.v1.ConfigProto.FromString(serialized)
-  rewriting = config.graph_options.rewrite_options
-  # Its other work is to swap from a GPU's memory to the host's.
-  rewriting.memory_optimization = (
-    rewriting.SWAPPING_HEURISTICS
-    if tf.config.list_logical_devices('GPU')
-    else rewriting.NO_MEM_OPT
-  )
-  # A second pass takes a tenth of the time of a start, and finds nothing.
-  rewriting.meta_optimizer_iterations = rewriting.ONE
-  return eager_context.FunctionCallOptions(executor_type, config)
 
 
 class Function:
@@ -86,7 +47,7 @@ class Function:
     )
     self._function = None
     if steps:
-      with _call_options():
+      with loops.call_options():
         self._function = self._build(steps)
     self._first = threading.Lock()
     self._was_called = False
@@ -191,7 +152,7 @@ class Function:
     client_index: Optional[int],
   ) -> Sequence[tf.Tensor]:
     try:
-      with tf.device(device), _call_options():
+      with tf.device(device), loops.call_options():
         return self._function(*arguments)  # type: ignore[misc]
     except Exception as error:
       operation = errors.find_operation(
