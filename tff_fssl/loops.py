@@ -87,7 +87,7 @@ def fold_batches(
 
 @contextlib.contextmanager
 def call_options() -> Iterator[None]:
-  """Optimizes functions once, and so that they can be called more than once.
+  """Runs functions without the memory optimizer, and optimizes them once.
 
   If a function needs much memory, TensorFlow's memory optimizer replaces sums
   of three and more tensors by temporary variables. Their names are the same in

@@ -15,19 +15,21 @@ order of clients: for equal results, add them in the order of the cohort.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import gzip
 import hashlib
 import json
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 import zipfile
 import zlib
 
 from google.protobuf import message  # type: ignore[import-untyped]
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
 FORMAT, VERSION = 'tff_fssl.program', 2
@@ -185,34 +187,27 @@ def pack(folder: str, names: Iterable[str]) -> str:
   return json.dumps(packed, indent=1) + '\n'
 
 
-class _Function(NamedTuple):
-  """A function of arrays.
-
-  Attributes:
-    call: Arrays of `dtypes` -> arrays.
-    dtypes: The types of its inputs.
-    datasets: The inputs that are graphs of data sets.
-  """
-
-  call: Callable[..., list[Any]]
-  dtypes: list[tf.DType]
-  datasets: list[int]
-
-
-def _session_config() -> Any:
-  """Makes options for equal sums and repeated calls, as in `loops`.
-
-  No public name gives them to a `tf.function`.
-  """
-  threading = tf.config.threading
-  config = tf.compat.v1.ConfigProto(
-    allow_soft_placement=True,
-    intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
-    inter_op_parallelism_threads=threading.get_inter_op_parallelism_threads(),
-  )
+@contextlib.contextmanager
+def _call_options() -> Iterator[None]:
+  """Runs functions without TensorFlow's memory optimizer."""
+  # The reason is that of `loops.call_options`, which is not where this file
+  # runs.
+  context = eager_context.context()
+  old = context.function_call_options
+  config = tf.compat.v1.ConfigProto.FromString(old.config_proto_serialized)
   rewriting = config.graph_options.rewrite_options
-  rewriting.memory_optimization = rewriting.NO_MEM_OPT
-  return config
+  rewriting.memory_optimization = (
+    rewriting.SWAPPING_HEURISTICS
+    if tf.config.list_logical_devices('GPU')
+    else rewriting.NO_MEM_OPT
+  )
+  context.function_call_options = eager_context.FunctionCallOptions(
+    old.executor_type, config
+  )
+  try:
+    yield
+  finally:
+    context.function_call_options = old
 
 
 class Program:
@@ -255,7 +250,7 @@ class Program:
     self.result = [name for name, _ in description['result']]
     self.data = [leaf['name'] for leaf in description['data']]
     self.num_phases = len(description['phases'])
-    self._functions: dict[str, _Function] = {}
+    self._functions: dict[str, tuple[Any, list[int]]] = {}
 
   def initial(self) -> dict[str, np.ndarray]:
     """Reads the first value for each name of `parameter`."""
@@ -443,17 +438,22 @@ class Program:
     for slot in function['inputs']:
       # None stands for all arrays of the client's data.
       arguments += data if slot is None else [values[slot]]
-    loaded = self._load(function)
-    for position in loaded.datasets:
+    loaded, datasets = self._load(function)
+    for position in datasets:
       _parse_graph(arguments[position])
     given = [
-      np.asarray(value, dtype.as_numpy_dtype)
-      for value, dtype in zip(arguments, loaded.dtypes, strict=True)
+      tf.constant(value, tensor.dtype)
+      for value, tensor in zip(arguments, loaded.inputs, strict=True)
     ]
-    return dict(zip(function['outputs'], loaded.call(*given), strict=True))
+    with _call_options():
+      outputs = loaded(*given)
+    return {
+      slot: output.numpy()
+      for slot, output in zip(function['outputs'], outputs, strict=True)
+    }
 
-  def _load(self, function: Mapping[str, Any]) -> _Function:
-    """Reads a function, once."""
+  def _load(self, function: Mapping[str, Any]) -> tuple[Any, list[int]]:
+    """Reads a function, and which of its inputs are data sets, once."""
     name = function['graph']
     if name not in self._functions:
       path, content = self._path(name), self.read(name)
@@ -465,20 +465,24 @@ class Program:
         graph = _parse_graph(content)
       except ArtefactError as error:
         raise ArtefactError(f'{path}: {error}') from error
-      with tf.Graph().as_default() as imported:
-        tf.import_graph_def(graph, name='')
-      feeds = [imported.get_tensor_by_name(feed) for feed in function['feeds']]
-      session = tf.compat.v1.Session(graph=imported, config=_session_config())
+      imported = tf.compat.v1.wrap_function(
+        lambda: tf.import_graph_def(graph, name=''), []
+      )
+      tensor = imported.graph.get_tensor_by_name
+      feeds = function['feeds']
+      pruned = imported.prune(
+        [tensor(feed) for feed in feeds],
+        [tensor(fetch) for fetch in function['fetches']],
+      )
       read = {
         node.input[0].partition(':')[0]
         for node in graph.node
         if node.op == _GRAPH_READER
       }
-      self._functions[name] = _Function(
-        session.make_callable(function['fetches'], feeds),
-        [feed.dtype for feed in feeds],
-        [i for i, feed in enumerate(feeds) if feed.op.name in read],
-      )
+      datasets = [
+        i for i, feed in enumerate(feeds) if feed.partition(':')[0] in read
+      ]
+      self._functions[name] = pruned, datasets
     return self._functions[name]
 
   def _path(self, name: str) -> str:
