@@ -241,6 +241,30 @@ def test_labelled_examples_that_are_also_unlabelled():
   assert len(also) == len(partition.client_unlabeled[3]) + 20
 
 
+def test_full_labels_come_in_parts(digits):
+  settings = partition_settings.PartitionSettings(
+    num_classes=10,
+    num_clients=20,
+    num_labels=0,
+    scenario='labels_at_clients',
+    full_labels=True,
+  )
+  parted = partition_draw.build_partition(digits.train.y, settings)
+  held = parted.client_labeled[3]
+  seen = []
+  for round_num in (1, 2, 3):
+    streaming = clients.Streaming(steps=3, rounds=1)
+    (x, y), (rest, _) = clients.client_examples(
+      digits, parted, 3, round_num, streaming
+    )
+    part = streaming.part(held, 3, round_num)
+    np.testing.assert_array_equal(x, digits.train.x[part])
+    np.testing.assert_array_equal(y, digits.train.y[part])
+    assert not len(rest)
+    seen.extend(part)
+  assert sorted(seen) == held.tolist()
+
+
 def test_steps_of_the_paper():
   # FedMatch: 10 steps of 10 rounds.
   parts = clients.Streaming(steps=10, rounds=10)

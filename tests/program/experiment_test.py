@@ -176,6 +176,26 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
     )
 
 
+def test_parts_of_full_labels(tmp_path):
+  flags = [
+    *('--dataset=digits', '--norm=none', '--num_clients=20', '--num_labels=0'),
+    *('--algorithm=supervised', '--scenario=labels_at_clients'),
+    '--full_labels',
+  ]
+  parts, whole = (
+    experiment_lib.measure_compute(
+      experiment_lib.build_task(config_lib.parse_config([*flags, *more]))
+    )
+    for more in (['--streaming_steps=7'], [])
+  )
+  assert whole.client / parts.client == pytest.approx(7, rel=0.2)
+  task = experiment_lib.build_task(
+    config_lib.parse_config([*flags, '--streaming_steps=80'])
+  )
+  with pytest.raises(hparams.UsageError, match='more than 71 labelled'):
+    experiment_lib.build_experiment(task, str(tmp_path))
+
+
 def test_cohorts_of_more_clients_than_there_are(monkeypatch):
   _owned_digits(monkeypatch)
   config = config_lib.parse_config([*_NATURAL, '--clients_per_round=9'])

@@ -333,18 +333,19 @@ def test_cross_device_names_what_stands_against_it():
     _config('--cross_device', '--norm=gn', '--algorithm=fedmatch')
 
 
-def test_streaming_is_where_clients_use_unlabelled_examples():
+def test_streaming_is_where_clients_use_more_than_labels():
   flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
   assert _config(*flags_).streaming == clients.Streaming(5, 3, False, 0)
   assert _config().streaming.steps == 1
   supervised = ['--algorithm=supervised', _CLIENTS]
   # For the statistics of static batch norm: not of parts that are to come.
   assert _config(*flags_, *supervised).streaming.steps == 5
+  full = [*supervised, '--norm=gn', '--full_labels']
+  assert _config(*flags_, *full).streaming.steps == 5
   for argv, reason in (
     (['--algorithm=supervised'], '--algorithm=supervised'),
     ([*supervised, '--norm=gn'], '--norm=gn'),
     ([*supervised, '--norm=bn'], '--norm=bn'),
-    (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
   ):
     with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):
       _config(*flags_, *argv)

@@ -200,6 +200,8 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
 class Streaming:
   """The schedule by which a client's unlabelled examples arrive.
 
+  With `full_labels`, which labels these, it is that of all its examples.
+
   FedMatch's Streaming-NonIID (Jeong et al., 2021) has 10 steps of 10 rounds.
   Parts are a function of the seed, the client and the round's number, so that a
   resumed run has the same parts.
@@ -246,7 +248,7 @@ class Streaming:
     """Returns a client's examples in a round.
 
     Args:
-      examples: int64 [N], all unlabelled examples of the client, ascending.
+      examples: int64 [N], all such examples of the client, ascending.
       client_id: The client.
       round_num: The round, >= 1.
 
@@ -277,7 +279,7 @@ def client_examples(
     partition: A partition of its training examples.
     client_id: In [0, partition.num_clients).
     round_num: The round, >= 1.
-    streaming: The schedule of the client's unlabelled examples.
+    streaming: The schedule of the client's examples.
 
   Returns:
     (labeled, unlabeled), each (x, y) as for `make_example`, copied. `labeled`
@@ -304,11 +306,24 @@ def client_examples(
     raise UsageError(
       f'client {client_id}: clients are 0 to {partition.num_clients - 1}'
     )
-  labeled = partition.client_labeled[client_id]
+  labeled = _labeled_examples(partition, client_id, round_num, streaming)
   unlabeled = unlabeled_examples(partition, client_id, round_num, streaming)
   x, y = data.train.x, data.train.y
   given = partition.given_labels(y, labeled)
   return (x[labeled], given), (x[unlabeled], y[unlabeled])
+
+
+def _labeled_examples(
+  partition: partition_lib.Partition,
+  client_id: int,
+  round_num: int,
+  streaming: Streaming,
+) -> np.ndarray:
+  """Returns the indices of what a client trains on with labels in a round."""
+  labeled = partition.client_labeled[client_id]
+  if partition.settings.full_labels:
+    labeled = streaming.part(labeled, client_id, round_num)
+  return labeled
 
 
 def unlabeled_examples(
@@ -323,7 +338,7 @@ def unlabeled_examples(
     partition: The partition.
     client_id: In [0, partition.num_clients).
     round_num: The round, >= 1.
-    streaming: The schedule of the client's unlabelled examples.
+    streaming: The schedule of the client's examples.
 
   Returns:
     int64 [N].
@@ -332,7 +347,7 @@ def unlabeled_examples(
     partition.client_unlabeled[client_id], client_id, round_num
   )
   if partition.settings.labeled_also_unlabeled:
-    labeled = partition.client_labeled[client_id]
+    labeled = _labeled_examples(partition, client_id, round_num, streaming)
     unlabeled = np.concatenate([unlabeled, labeled])
   return unlabeled
 

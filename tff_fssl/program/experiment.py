@@ -461,6 +461,8 @@ def measure_compute(task: Task) -> summary.Compute | None:
   )
   # A round sees one part of a stream.
   num_unlabeled /= config.streaming.steps
+  if config.run.full_labels:
+    num_labeled /= config.streaming.steps
   if partition.settings.labeled_also_unlabeled:
     num_unlabeled += num_labeled
   client = flops.Flops()
@@ -592,12 +594,14 @@ def bound_clients(
 
 def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
   """Refuses parts that no client could fill (`UsageError`)."""
-  most = max(map(len, partition.client_unlabeled), default=0)
+  full = partition.settings.full_labels
+  held = partition.client_labeled if full else partition.client_unlabeled
+  most = max(map(len, held), default=0)
   if steps > max(most, 1):
     raise hparams.UsageError(
-      f'--streaming_steps={steps}: no client has more than {most} unlabelled'
-      ' examples, so that some parts would be empty everywhere; give at most'
-      ' that'
+      f'--streaming_steps={steps}: no client has more than {most}'
+      f' {"labelled" if full else "unlabelled"} examples, so that some parts'
+      ' would be empty everywhere; give at most that'
     )
 
 

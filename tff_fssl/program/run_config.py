@@ -87,7 +87,7 @@ class Config:
   @property
   def streams(self) -> bool:
     """Says whether the time at which clients have examples matters."""
-    return not self.run.full_labels and self.uses_unlabeled
+    return self.run.full_labels or self.uses_unlabeled
 
   @property
   def has_moments(self) -> bool:

@@ -295,8 +295,8 @@ class RunHparams:
   streaming_steps: int = hparam(
     1,
     "Number of parts into which each client's unlabelled examples are cut, at"
-    ' random. A round uses one part. FedMatch (Streaming-NonIID): 10. 1: always'
-    ' all.',
+    ' random (with --full_labels, all of its examples). A round uses one part.'
+    ' FedMatch (Streaming-NonIID): 10. 1: always all.',
     minimum=1,
     maximum=10**6,
     when=lambda run: run.streams,

@@ -275,7 +275,7 @@ def banner(
     'clients': f'{partition.num_clients}, {partition.settings.title},'
     f' {_range(sizes)} examples each'
     + (f', from {run.partition_file}' if run.partition_file else ''),
-    **_streaming_row(config.streaming),
+    **_streaming_row(config),
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
     f'{frozen}, computing in {round_hparams.compute_dtype}',
     **({'starts from': start} if start else {}),
@@ -337,8 +337,10 @@ def _describe_findings(task: Any) -> dict[str, str]:
   return {'findings': f'{inspection.brief(problems)}; see {command}'}
 
 
-def _streaming_row(streaming: Any) -> dict[str, str]:
+def _streaming_row(config: config_lib.Config) -> dict[str, str]:
   """Describes when clients have which examples, if not all at once."""
+  streaming = config.streaming
+  kind = 'labelled' if config.run.full_labels else 'unlabelled'
   if streaming.steps == 1:
     return {}
   rounds = (
@@ -346,7 +348,7 @@ def _streaming_row(streaming: Any) -> dict[str, str]:
   )
   end = 'again and again' if streaming.cycles else 'the last one until the end'
   return {
-    'streaming': f"{streaming.steps} parts of each client's unlabelled"
+    'streaming': f"{streaming.steps} parts of each client's {kind}"
     f' examples, {rounds} each, {end}'
   }
 
