@@ -94,6 +94,8 @@ _ELSEWHERE = {
 _OTHERS = {
   'average_decay',  # See skeleton_test.py.
   'pseudo_label_quota',  # See quota_test.py.
+  'schedule_patience',  # See optimizers_test.py.
+  'schedule_divisor',  # See optimizers_test.py.
   'scenario',  # The conformance tests run all.
   'jit_compile',  # Below.
 }

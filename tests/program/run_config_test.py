@@ -95,6 +95,10 @@ def _config(*argv):
       [*_PRIVATE, '--norm=gn', '--availability_file=x.csv'],
       ['--availability_file=x.csv', '--aggregator=dp', 'epsilon'],
     ),
+    (
+      ['--learning_rate_schedule=plateau'],
+      ['--learning_rate_schedule=plateau', 'give --num_validation=N'],
+    ),
     (['--streaming_rounds=5'], ['no effect with --streaming_steps=1']),
     (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),

@@ -599,12 +599,26 @@ def test_refusals_leave_the_folder_free(
 
 
 @pytest.mark.slow
-def test_more_rounds_are_as_if_all_had_been_asked_for(tmp_path):
-  schedule = ['--learning_rate_schedule=cosine', '--schedule_rounds=4']
+@pytest.mark.parametrize(
+  'schedule',
+  [
+    ['--learning_rate_schedule=cosine', '--schedule_rounds=4'],
+    # At such a rate the loss does not fall.
+    [
+      *('--learning_rate_schedule=plateau', '--schedule_patience=1'),
+      *('--server_learning_rate=1e9', '--max_gradient_norm=1'),
+    ],
+  ],
+)
+def test_more_rounds_are_as_if_all_had_been_asked_for(
+  schedule, tmp_path, capsys
+):
   for name, totals in (('at_once', [4]), ('in_two', [2, 4])):
     for total in totals:
       assert _train(tmp_path / name, *schedule, f'--total_rounds={total}') == 0
   _assert_equal_runs(tmp_path / 'at_once', tmp_path / 'in_two')
+  said = 'validation loss has stopped falling; learning rates are now 0.33 of'
+  assert (said in capsys.readouterr().out) == ('plateau' in schedule[0])
 
 
 @pytest.mark.parametrize('name', ['train', 'compare'])

@@ -73,6 +73,25 @@ def test_a_discarded_round_changes_what_is_due_and_nothing_else(average_decay):
   assert float(counted.control['mode']) == 0.0 + 1.0
 
 
+def test_rates_that_follow_a_loss_stay_until_the_next_one():
+  hparams = round_hparams.RoundHparams(learning_rate_schedule='plateau')
+  states = states_lib.States(_Counting(round=hparams))
+  model, factor = states.plateau.follow(states.start(_WEIGHTS), 0.5)
+  assert factor is None
+  rates = {n: v for n, v in model.control.items() if n != 'mode'}
+  assert rates == {
+    'validation_lowest': 0.5,
+    'validation_remaining': 5.0,
+    'validation_rate': 1.0,
+  }
+  for after in (
+    states.update(model, _Aggregate(), _Server()),
+    states.discard(model, tf.constant(3)),
+  ):
+    assert list(after.control) == ['mode', *rates]
+    assert {n: after.control[n] for n in rates} == rates
+
+
 def test_other_predictions_are_by_their_own_weights():
   states = states_lib.States(two_sets.Switching())
   model = states.start(_WEIGHTS)

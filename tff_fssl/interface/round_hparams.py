@@ -130,14 +130,28 @@ class RoundHparams:
     'How the learning rates of clients and server change over rounds. cosine:'
     ' rate * (1 + cos(pi (round - 1) / schedule_rounds)) / 2, as in the paper;'
     " constant: no change, as in the authors' code (it never steps its"
-    ' scheduler).',
-    choices=('constant', 'cosine'),
+    ' scheduler); plateau: divided by schedule_divisor when the validation loss'
+    ' has not fallen in schedule_patience evaluations (Serra et al. 2018).',
+    choices=('constant', 'cosine', 'plateau'),
   )
   schedule_rounds: int = hparam(
     800,
     'Rounds over which the cosine schedule falls to 0.',
     minimum=1,
     when=lambda own: own.learning_rate_schedule == 'cosine',
+  )
+  schedule_patience: int = hparam(
+    5,
+    'Evaluations in a row, without a lower validation loss than the lowest one,'
+    ' after which learning rates fall.',
+    minimum=1,
+    when=lambda own: own.follows_loss,
+  )
+  schedule_divisor: float = hparam(
+    3.0,
+    'What learning rates are then divided by.',
+    minimum=1,
+    when=lambda own: own.follows_loss,
   )
   num_pretraining_rounds: int = hparam(
     10,
@@ -276,6 +290,11 @@ class RoundHparams:
   def uses_sgd(self) -> bool:
     """Tells whether clients or the server train by SGD."""
     return not self.labels_at_clients or self.client_optimizer == 'sgd'
+
+  @property
+  def follows_loss(self) -> bool:
+    """Tells whether learning rates follow the loss on validation examples."""
+    return self.learning_rate_schedule == 'plateau'
 
   @property
   def labels_at_clients(self) -> bool:

@@ -232,6 +232,12 @@ def check(config: Config) -> None:
       f' --clients_per_round={run.clients_per_round} clients, so none would'
       ' count; give at most that'
     )
+  if round_hparams.follows_loss and not run.num_validation:
+    raise UsageError(
+      f'--learning_rate_schedule={round_hparams.learning_rate_schedule} follows'
+      ' the loss on validation examples, of which there are none; give'
+      ' --num_validation=N'
+    )
   if run.full_labels and scenario != _CLIENTS:
     if scenario in entry.trains_clients:
       raise UsageError(

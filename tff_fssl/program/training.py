@@ -591,6 +591,7 @@ class _Run:
     if _is_due(round_num, self.settings.rounds_per_evaluation, self.settings):
       with self.reporter.phase(training_types.EVALUATING, round_num):
         evaluation = await asyncio.to_thread(self.evaluate_fn, process)
+        process = self._follow(process, evaluation, round_num)
     timing['seconds/evaluation'] = time.monotonic() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
@@ -601,6 +602,25 @@ class _Run:
     await self._release(report)
     num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
     return ProgramState(process, state.iterator, num_bad), report
+
+  def _follow(
+    self, state: Any, evaluation: Mapping[str, float], round_num: int
+  ) -> Any:
+    """Lowers learning rates if the validation loss has stopped falling."""
+    plateau = getattr(self.process, 'plateau', None)
+    # An evaluation at the end alone would not be one of a longer run.
+    if plateau is None or round_num % self.settings.rounds_per_evaluation:
+      return state
+    model, factor = plateau.follow(
+      state.global_model_weights, evaluation['validation/loss']
+    )
+    if factor is not None:
+      name = console.round_name(round_num, self.settings)
+      self.reporter.say(
+        f'{name}: validation loss has stopped falling; learning rates are now'
+        f' {factor:.2g} of the first.'
+      )
+    return state._replace(global_model_weights=model)
 
   def _left_out(self, round_num: int) -> list[str]:
     """Returns a line for each client with unusable data."""

@@ -174,19 +174,20 @@ def train(
   Returns:
     (result, whether update and weight are finite: bool scalar).
   """
-  rate_fn = optimizers.learning_rate_fn(
-    plan.hparams, plan.hparams.client_learning_rate
-  )
+  initial = plan.hparams.client_learning_rate
+  values = received.values
   result = local.run(
     received.weights,
     client_data.read_examples(data['labeled']),
     client_data.read_examples(data['unlabeled']),
-    learning_rate=rate_fn(round_num),
+    learning_rate=optimizers.learning_rate(
+      plan.hparams, initial, round_num, values
+    ),
     seed=data['seed'],
     round_num=round_num,
     enabled=round_num >= 1,
     share=data.get('share'),
-    received=received.values,
+    received=values,
     watch=watch,
   )
   finite = result.is_finite

@@ -25,6 +25,7 @@ from tff_fssl.rounds import checks
 from tff_fssl.rounds import client_work as client_work_lib
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import messages
+from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import plan as plan_lib
 from tff_fssl.rounds import screen
 from tff_fssl.rounds import server_step
@@ -82,6 +83,8 @@ class FsslProcess(tff.learning.templates.LearningProcess):
       the cohort.
     start: Weights -> the `ServerModel` of a process that starts from them.
     prediction: The rule by which the model predicts.
+    plateau: The schedule that a program must tell each loss on validation
+      examples (`follow`, of `state.global_model_weights`), or None.
     num_phases: Client phases in a round.
     min_clients: Rounds with fewer clients are discarded.
     outside: Loads the rows that are stored outside of the state before each
@@ -98,6 +101,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   needs_slots: bool = False
   start: Callable[[Weights], ServerModel]
   prediction: server_model.Prediction
+  plateau: optimizers.Plateau | None = None
   num_phases: int = 1
   min_clients: int = 0
   outside: exchange_lib.Outside | None = None

@@ -240,6 +240,7 @@ def _describe(process: composer.FsslProcess, plan: plan_lib.Plan) -> None:
   process.needs_slots = 'slot' in plan.element_spec
   process.start = plan.states.start
   process.prediction = plan.states.prediction
+  process.plateau = plan.states.plateau
   process.min_clients = plan.hparams.min_clients
   process.num_phases = 1
   if plan.has_last_phases:

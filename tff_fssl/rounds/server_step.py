@@ -32,6 +32,7 @@ class _Server(base.Server):
     state: Mapping[str, Any],
     train: server_training.Train | None,
     changes: Sequence[tf.Tensor],
+    control: Mapping[str, tf.Tensor],
   ):
     """Starts the step.
 
@@ -40,7 +41,9 @@ class _Server(base.Server):
       state: The state before the step.
       train: The training on labels, if the server has some.
       changes: The combined changes of auxiliary networks.
+      control: `ServerModel.control`.
     """
+    self._control = control
     self._optimizer, self._train = build_optimizer(plan.hparams), train
     self._non_negative, self._changes = plan.networks.variances, changes
     self.round_num = state['round_num']
@@ -110,7 +113,12 @@ class _Server(base.Server):
   ) -> tuple[Weights, Mapping[str, Weights]]:
     if self._train is not None:
       weights, metrics, momentum, networks = self._train(
-        weights, self.round_num, self._old_momentum, copy, networks
+        weights,
+        self.round_num,
+        self._old_momentum,
+        copy,
+        networks,
+        self._control,
       )
       # All copies start from one momentum: the first one's is kept.
       if not copy:
@@ -220,10 +228,11 @@ def build_step(
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
       aggregate = _aggregate(plan, sent)
       changes = {n: aggregate.values.get(n, ()) for n in plan.sent_networks}
-      server = _Server(plan, state, train, tf.nest.flatten(changes))
-      model = plan.states.update(
-        server_model.ServerModel(*model), aggregate, server
+      model = server_model.ServerModel(*model)
+      server = _Server(
+        plan, state, train, tf.nest.flatten(changes), model.control
       )
+      model = plan.states.update(model, aggregate, server)
       return server.next_state(), model, server.metrics
 
     return run(state, model, sent)

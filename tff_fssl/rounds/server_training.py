@@ -98,7 +98,6 @@ def make_training(plan: plan_lib.Plan) -> Train:
     },
     at_server=True,
   )
-  rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
 
   def train(
     weights: Weights,
@@ -106,6 +105,7 @@ def make_training(plan: plan_lib.Plan) -> Train:
     momentum: _Momentum,
     copy: int,
     sets: Mapping[str, Weights],
+    control: Mapping[str, tf.Tensor],
   ) -> tuple[Weights, Metrics, _Momentum, Mapping[str, Weights]]:
     labeled = _read_data(plan)
     seed = seeds.server_seed(plan.setup.seed, round_num)
@@ -116,7 +116,9 @@ def make_training(plan: plan_lib.Plan) -> Train:
       labeled,
       # The server has no unlabelled examples.
       base.Examples(labeled.x[:0], labeled.y[:0]),
-      learning_rate=rate_fn(round_num),
+      learning_rate=optimizers.learning_rate(
+        hparams, hparams.server_learning_rate, round_num, control
+      ),
       seed=seed,
       round_num=round_num,
       momentum=momentum,

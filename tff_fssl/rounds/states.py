@@ -11,6 +11,7 @@ from tff_fssl.interface import names
 from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
+from tff_fssl.rounds import optimizers
 from tff_fssl.semisup import moving_average
 
 ServerModel = server_model.ServerModel
@@ -32,6 +33,7 @@ class States:
     statistics_if_sent: Names of further such sets. Their statistics are
       gathered only at the end of rounds after which clients get the set.
     prediction: The rule by which the model predicts.
+    plateau: The schedule that follows a loss, if learning rates have that.
   """
 
   def __init__(
@@ -44,6 +46,7 @@ class States:
       setup: What it knows of its process. `prediction` does without.
     """
     self._algorithm, self.setup = algorithm, setup
+    self.plateau = optimizers.plateau(algorithm.round)
     # The names of fields and broadcasts do not depend on the weights.
     with tf.Graph().as_default():
       weights = Weights((tf.zeros([1]),), (), tf.constant(0.0))
@@ -96,7 +99,7 @@ class States:
     model = self.model(self._algorithm.initial_state(weights, self.setup))
     if self._averages:
       model = model.replace_sets(**{_AVERAGE: self._predicting_weights(model)})
-    return model
+    return model if self.plateau is None else self.plateau.start(model)
 
   def update(
     self, model: ServerModel, aggregate: base.Aggregate, server: base.Server
@@ -112,14 +115,15 @@ class States:
         started=server.round_num >= 1,
       )
       new = new.replace_sets(**{_AVERAGE: average})
-    return new
+    return new if self.plateau is None else self.plateau.keep(model, new)
 
   def discard(self, model: ServerModel, round_num: tf.Tensor) -> ServerModel:
     """Makes the model after a discarded round, from that before it."""
     state = self.state(model)
     new = self.model(self._after_round(state, round_num))
     sets = collections.OrderedDict(model.sets, **new.sets)
-    return model._replace(sets=sets, control=new.control)
+    control = collections.OrderedDict(model.control, **new.control)
+    return model._replace(sets=sets, control=control)
 
   def _after_round(
     self, state: base.ServerState, round_num: tf.Tensor

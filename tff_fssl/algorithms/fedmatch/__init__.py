@@ -54,7 +54,6 @@ from typing import Any, NamedTuple
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms.fedmatch import helper_predictions
 from tff_fssl.algorithms.fedmatch import helper_selection
-from tff_fssl.algorithms.fedmatch import patience as patience_lib
 from tff_fssl.algorithms.fedmatch import sparse_updates
 from tff_fssl.algorithms.fedmatch import upload_cache
 from tff_fssl.hparams import hparam
@@ -63,6 +62,7 @@ from tff_fssl.interface import exchange as exchange_lib
 from tff_fssl.lazy import tf
 from tff_fssl.models import weights as weights_lib
 from tff_fssl.models.weights import Weights
+from tff_fssl.semisup import patience as patience_lib
 
 SIGMA, PSI = 'sigma', 'psi'
 # Values of --fedmatch.helpers and --fedmatch.variant.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms.fedmatch import patience
+from tff_fssl.semisup import patience
 
 
 def _rates(rule, losses):
