@@ -63,8 +63,8 @@ def learning_rate(
 class Plateau:
   """The schedule that follows the loss on validation examples.
 
-  The state of its rule are control values of the model, so that it is saved
-  with the model and sent to clients.
+  The state of its rule is in control values of the model, which are saved with
+  it and sent to clients.
   """
 
   def __init__(self, hparams: RoundHparams):

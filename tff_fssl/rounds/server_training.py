@@ -31,6 +31,7 @@ class Train(Protocol):
     momentum: _Momentum,
     copy: int,
     sets: Mapping[str, Weights],
+    control: Mapping[str, tf.Tensor],
     /,
   ) -> tuple[Weights, Metrics, _Momentum, Mapping[str, Weights]]:
     """Trains.
@@ -41,6 +42,7 @@ class Train(Protocol):
       momentum: That of copy 0 in the previous round, zeros in the first round.
       copy: The number of the training, if the server trains several times.
       sets: The weights from which auxiliary networks start.
+      control: `ServerModel.control`.
 
     Returns:
       (weights, metrics, momentum, weights of auxiliary networks).
