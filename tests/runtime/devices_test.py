@@ -1,5 +1,7 @@
 """The choice of a runtime, of devices and of threads."""
 
+import os
+
 import pytest
 import tensorflow as tf
 
@@ -27,11 +29,14 @@ def test_a_missing_device_names_those_that_exist(name):
   assert f'--client_devices={name}' in str(error.value)
 
 
-def test_threads():
+def test_threads(monkeypatch):
   gpus = ['/device:GPU:0', '/device:GPU:1']
   assert devices.resolve_client_threads(0, gpus) == 2
   assert devices.resolve_client_threads(0, gpus[:1]) == 1
-  assert devices.resolve_client_threads(0, ['/device:CPU:0']) in (1, 2)
+  # A container, or `taskset`, may have fewer cores than the machine.
+  for cores, threads in (({3}, 1), ({0, 3}, 2), ({0, 1, 2}, 2)):
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _, c=cores: c)
+    assert devices.resolve_client_threads(0, ['/device:CPU:0']) == threads
   assert devices.resolve_client_threads(5, gpus) == 5
   with pytest.raises(hparams.UsageError, match='--client_threads=-1'):
     devices.resolve_client_threads(-1, gpus)

@@ -79,7 +79,7 @@ def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
   if client_threads:
     return client_threads
   if len(devices) == 1 and _short_name(devices[0]).startswith('cpu:'):
-    return min(2, os.cpu_count() or 1)
+    return min(2, len(os.sched_getaffinity(0)))
   return len(devices)
 
 
