@@ -337,7 +337,7 @@ def test_cross_device_names_what_stands_against_it():
     _config('--cross_device', '--norm=gn', '--algorithm=fedmatch')
 
 
-def test_streaming_is_where_clients_use_more_than_labels():
+def test_streaming_is_where_clients_use_more_than_given_labels():
   flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
   assert _config(*flags_).streaming == clients.Streaming(5, 3, False, 0)
   assert _config().streaming.steps == 1

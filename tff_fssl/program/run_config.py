@@ -234,8 +234,8 @@ def check(config: Config) -> None:
     )
   if round_hparams.follows_loss and not run.num_validation:
     raise UsageError(
-      f'--learning_rate_schedule={round_hparams.learning_rate_schedule} follows'
-      ' the loss on validation examples, of which there are none; give'
+      f'--learning_rate_schedule={round_hparams.learning_rate_schedule}: there'
+      ' are no validation examples whose loss it could follow; give'
       ' --num_validation=N'
     )
   if run.full_labels and scenario != _CLIENTS:

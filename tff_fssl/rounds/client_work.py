@@ -174,20 +174,21 @@ def train(
   Returns:
     (result, whether update and weight are finite: bool scalar).
   """
-  initial = plan.hparams.client_learning_rate
-  values = received.values
   result = local.run(
     received.weights,
     client_data.read_examples(data['labeled']),
     client_data.read_examples(data['unlabeled']),
     learning_rate=optimizers.learning_rate(
-      plan.hparams, initial, round_num, values
+      plan.hparams,
+      plan.hparams.client_learning_rate,
+      round_num,
+      received.values,
     ),
     seed=data['seed'],
     round_num=round_num,
     enabled=round_num >= 1,
     share=data.get('share'),
-    received=values,
+    received=received.values,
     watch=watch,
   )
   finite = result.is_finite

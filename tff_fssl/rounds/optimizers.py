@@ -12,8 +12,6 @@ from tff_fssl.models.server_model import ServerModel
 from tff_fssl.semisup import patience as patience_lib
 
 RoundHparams = round_hparams_lib.RoundHparams
-# The control value by which `plateau` multiplies learning rates.
-_FACTOR = 'validation_rate'
 
 
 def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
@@ -54,7 +52,7 @@ def learning_rate(
     float32 scalar.
   """
   if hparams.follows_loss:
-    return initial * control[_FACTOR]
+    return initial * _rule_state(control).rate
   return optimizer_lib.learning_rate(
     initial, hparams.learning_rate_schedule, hparams.schedule_rounds, round_num
   )
@@ -77,10 +75,6 @@ class Plateau:
     """Adds the state before the first loss."""
     return _put(model, self._rule.start())
 
-  def keep(self, old: ServerModel, new: ServerModel) -> ServerModel:
-    """Adds the state of the old model to the new one."""
-    return _put(new, _get(old))
-
   def follow(
     self, model: ServerModel, loss: float
   ) -> tuple[ServerModel, float | None]:
@@ -93,7 +87,7 @@ class Plateau:
     Returns:
       (the model, the new factor of the learning rates if it has changed).
     """
-    old = _get(model)
+    old = _rule_state(model.control)
     new = self._rule.update(old, tf.constant(loss, tf.float32))
     new = patience_lib.Patience(*(value.numpy() for value in new))
     fell = bool(new.rate < old.rate)
@@ -105,15 +99,8 @@ def _put(model: ServerModel, state: patience_lib.Patience) -> ServerModel:
   return model._replace(control=collections.OrderedDict(model.control, **named))
 
 
-def _get(model: ServerModel) -> patience_lib.Patience:
+def _rule_state(control: Mapping[str, tf.Tensor]) -> patience_lib.Patience:
   fields = patience_lib.Patience._fields
   return patience_lib.Patience(
-    *(model.control[f'validation_{field}'] for field in fields)
+    *(control[f'validation_{field}'] for field in fields)
   )
-
-
-def plateau(hparams: RoundHparams) -> Plateau | None:
-  """Returns the schedule that follows a loss, if it is that."""
-  if hparams.follows_loss:
-    return Plateau(hparams)
-  return None

@@ -46,7 +46,11 @@ class States:
       setup: What it knows of its process. `prediction` does without.
     """
     self._algorithm, self.setup = algorithm, setup
-    self.plateau = optimizers.plateau(algorithm.round)
+    self.plateau = (
+      optimizers.Plateau(algorithm.round)
+      if algorithm.round.follows_loss
+      else None
+    )
     # The names of fields and broadcasts do not depend on the weights.
     with tf.Graph().as_default():
       weights = Weights((tf.zeros([1]),), (), tf.constant(0.0))
@@ -107,6 +111,7 @@ class States:
     """Makes the model after a round."""
     state = self._algorithm.update(self.state(model), aggregate, server)
     new = self.model(self._after_round(state, server.round_num))
+    new = _keep_control(model, new)
     if self._averages:
       average = moving_average.follow(
         model.sets[_AVERAGE],
@@ -115,14 +120,14 @@ class States:
         started=server.round_num >= 1,
       )
       new = new.replace_sets(**{_AVERAGE: average})
-    return new if self.plateau is None else self.plateau.keep(model, new)
+    return new
 
   def discard(self, model: ServerModel, round_num: tf.Tensor) -> ServerModel:
     """Makes the model after a discarded round, from that before it."""
     state = self.state(model)
     new = self.model(self._after_round(state, round_num))
     sets = collections.OrderedDict(model.sets, **new.sets)
-    control = collections.OrderedDict(model.control, **new.control)
+    control = _keep_control(model, new).control
     return model._replace(sets=sets, control=control)
 
   def _after_round(
@@ -182,3 +187,10 @@ class States:
     return server_model.Prediction(
       lambda model: weights_of(self.state(model)), logits
     )
+
+
+def _keep_control(old: ServerModel, new: ServerModel) -> ServerModel:
+  """Adds the old model's control values that are not the algorithm's."""
+  return new._replace(
+    control=collections.OrderedDict(old.control, **new.control)
+  )
