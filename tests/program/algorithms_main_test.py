@@ -164,6 +164,12 @@ def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
   assert '  Unless given: --client_epochs=3.' in lines
   assert not any('configs/' in line for line in lines)
   assert 'its shoe size, its age' in ' '.join(lines)
+  Own.uploads = lambda self, setup: {'age': 1}
+  entry = dataclasses.replace(entry, capabilities=entry_lib.Capabilities())
+  monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
+  _, lines = shown(entry.name)
+  text = ' '.join(' '.join(lines).split())
+  assert 'also sent the values of `uploads`' in text
   Own.__module__ = 'nowhere'
   code, lines = shown(entry.name)
   assert code == main.DONE

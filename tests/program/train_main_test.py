@@ -431,6 +431,7 @@ def test_rounds_without_a_finite_update(tmp_path, capsys):
   captured = capsys.readouterr()
   assert code == main.NOT_FINITE
   assert 'no update could be used in 2 rounds in a row' in captured.err
+  assert '--debug_non_finite shows' in captured.err
   assert captured.out.count('BAD: no usable update') == 2
   tree = output_tree.OutputTree(str(folder))
   with open(tree.train_csv) as file:

@@ -10,6 +10,7 @@ from tff_fssl import files
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.interface import base
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
 from tff_fssl.program import flags
@@ -183,6 +184,13 @@ def _client_state(entry: registry.Entry) -> str:
   return kept
 
 
+def _undescribed(entry: registry.Entry) -> str:
+  """Says what clients send by a class without `extra_uploads`."""
+  if entry.hparams.uploads is not base.Algorithm.uploads:
+    return 'the values of `uploads`, which `capabilities` do not describe'
+  return 'nothing beside the update, its weight and sums for metrics'
+
+
 def _deployment(entry: registry.Entry) -> dict[str, str]:
   """Lists the needs of a deployment and its options."""
   can = entry.capabilities
@@ -196,8 +204,7 @@ def _deployment(entry: registry.Entry) -> dict[str, str]:
     else 'all clients receive the same one',
     'weight sets': f'{entry.weight_sets_up} from a client in a round'
     + (', without the last layer' if entry.hparams.head_stays else ''),
-    'also sent': ', '.join(can.extra_uploads)
-    or 'nothing beside the update, its weight and sums for metrics',
+    'also sent': ', '.join(can.extra_uploads) or _undescribed(entry),
   }
   if entry.is_alone:
     rows['client state'] = (

@@ -699,7 +699,8 @@ def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
     f'no update could be used in {num_bad} rounds in a row, up to round {done}:'
     ' every update was rejected or not finite'
     f' (--max_bad_rounds={settings.max_bad_rounds}). A lower learning rate,'
-    ' --max_gradient_norm or --aggregator=robust may help'
+    ' --max_gradient_norm or --aggregator=robust may help, and'
+    ' --debug_non_finite shows the first value that is not finite'
   )
 
 
