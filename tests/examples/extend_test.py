@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -152,6 +153,18 @@ def test_its_algorithm(call, tmp_path, capsys):
   figure = float(evaluation['test/teacher/accuracy'])
   assert f'teacher accuracy  {figure:.4f}' in output
   _check_other_programs(folder, capsys)
+
+
+def test_the_conformance_tests_run_its_algorithm(repository):
+  page = (repository / 'docs' / 'extending.md').read_text()
+  command = re.search(r'python (-m pytest -p (?:.*\\\n)*.*)', page)[1]
+  # One test is enough to see that they know it.
+  argv = command.replace('\\\n', '').split()
+  argv[-1] += ' and without_clients'
+  result = subprocess.run(
+    [sys.executable, *argv], cwd=repository, capture_output=True, text=True
+  )
+  assert result.stdout.count(' passed') == 1 and not result.returncode
 
 
 def _check_other_programs(folder, capsys):
