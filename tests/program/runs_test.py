@@ -265,6 +265,23 @@ def test_an_algorithm_at_its_own_defaults_is_no_variant(tmp_path):
   ]
 
 
+def test_labels_have_the_ends_of_long_values_that_differ_there(tmp_path):
+  zeros = ','.join('0' * 30)
+  paths = [
+    written_runs.write_short(tmp_path / f'{i}', 0, class_shares=shares)
+    for i, shares in enumerate([f'1,{zeros}', f'2,{zeros}', f'{zeros},1'])
+  ]
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
+  assert [group.label for group in groups] == [
+    'fl2 class_shares=1,0,0,0,0,0,0,0,...,0,0,0,0,0,0,0,0',
+    'fl2 class_shares=2,0,0,0,0,0,0,0,...,0,0,0,0,0,0,0,0',
+    'fl2 class_shares=0,0,0,0,0,0,0,0,...,0,0,0,0,0,0,0,1',
+  ]
+  # A shortened value never stands for two.
+  middle = [f'{zeros},{i},{zeros}' for i in (1, 2)]
+  assert runs.shorten(middle) == {value: value for value in middle}
+
+
 def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):
   paths = [
     written_runs.write_short(tmp_path / 'old', 0),

@@ -348,11 +348,12 @@ def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
   """Says what else, besides the algorithm, runs differ in: a sentence each."""
   found, members = [], [run for group in groups for run in group.runs]
   differing = [
-    f'{name} ({", ".join(value or "not given" for value in values)})'
+    f'{name} ({", ".join(value or "not given" for value in shown)})'
     for name, values in {
       **find_differences(groups),
       **_made_by(members),
     }.items()
+    if (shown := runs_lib.shorten(values).values())
   ]
   if differing:
     found.append(

@@ -323,11 +323,19 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
   return {name: hparams.format_value(value) for name, value in usual.items()}
 
 
+def shorten(values: Iterable[str]) -> dict[str, str]:
+  """Maps long values of a flag to their ends, where these tell them apart."""
+  short = {v: v if len(v) <= 40 else f'{v[:16]}...{v[-16:]}' for v in values}
+  counts = collections.Counter(short.values())
+  return {v: s if counts[s] == 1 else v for v, s in short.items()}
+
+
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   """Groups runs that differ only in their seeds, in order of appearance.
 
   A group's label has the algorithm and those flags in which groups differ,
-  except flags at their defaults, which may be the algorithm's own.
+  except flags at their defaults, which may be the algorithm's own. Of long
+  values it has the ends.
   """
   # Many groups have one algorithm.
   usual_of = functools.cache(usual_flags)
@@ -345,13 +353,17 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   differing = {
     name for (name, _), count in counts.items() if count < len(groups)
   } - {'algorithm'}
+  shown = {
+    name: shorten(dict(key).get(name, '') for key in groups)
+    for name in differing
+  }
   result = []
   for key, members in groups.items():
     values = dict(key)
     algorithm = values.get('algorithm', '?')
     parts, usual = [algorithm], usual_of(algorithm)
     parts += [
-      f'{name.rpartition(".")[2]}={values[name]}'
+      f'{name.rpartition(".")[2]}={shown[name][values[name]]}'
       for name in sorted(differing & values.keys())
       if values[name] != usual.get(name)
     ]
