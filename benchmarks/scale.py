@@ -164,6 +164,7 @@ def measure_population(size: int) -> dict[str, float]:
   from tff_fssl import runtime
   from tff_fssl.data import partition as partition_lib
   from tff_fssl.program import experiment
+  from tff_fssl.program import plots
 
   tff.framework.set_default_context(runtime.build_context())
   before = memory('VmRSS')
@@ -180,7 +181,8 @@ def measure_population(size: int) -> dict[str, float]:
     with timed('partition.json'):
       task.partition.save_json(os.path.join(folder, 'partition.json'))
     with timed('partition.png'):
-      partition_lib.plot(task.partition, os.path.join(folder, 'partition.png'))
+      figure = partition_lib.make_figure([task.partition])
+      plots.save(figure, os.path.join(folder, 'partition.png'))
   with timed('process'):
     built = experiment.build_experiment(task, '')
   with timed('first cohort'):

@@ -17,7 +17,7 @@ _RUN_FOLDER = ('--dataset=digits', '--num_labels=40', '--norm=gn')
     (['--federated', '--examples=test'], '--examples=test: with --federated'),
     (['--federated', '--local_models'], '--local_models: has no effect with'),
     (['--output=/'], '--output=/: is a folder'),
-    (['--output=/nowhere/to/be'], '--output=/nowhere/to/be: is a folder, or'),
+    (['--output=a.csv'], '--output=a.csv: is written as .json, not as .csv'),
   ],
 )
 def test_flags_that_do_not_fit_together(flags, expected):

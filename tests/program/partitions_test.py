@@ -107,6 +107,10 @@ def test_partitions_stand_side_by_side(call, tmp_path):
     ((*_DIGITS, '--output={folder}'), 'is a folder; give the name of a file'),
     ((*_DIGITS, '--plot={folder}'), 'is a folder; give the name of a file'),
     ((*_DIGITS, '--output={text}/x'), 'a file is in the way'),
+    (
+      (*_DIGITS, '--output=a.png'),
+      'written as .json, not as .png; give another',
+    ),
     ((*_DIGITS, '--partition=natural'), 'does not record owners of examples'),
     ((*_DIGITS, '--alpha=0.3'), '--alpha: has no effect with --partition=iid'),
     (('--zzz',), 'unknown flag --zzz'),

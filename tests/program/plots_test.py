@@ -29,9 +29,9 @@ def test_the_program(tmp_path, capsys):
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert main.run(plots.plot_main, paths[:1]) == 0
   assert (tmp_path / 'a' / 'report' / 'curves.png').exists()
-  named = tmp_path / 'new' / 'x.png'
+  named = tmp_path / 'new' / 'x.PDF'
   assert main.run(plots.plot_main, [*paths, f'--output={named}']) == 0
-  assert named.exists()
+  assert named.read_bytes().startswith(b'%PDF')
 
 
 def test_some_diagrams(tmp_path, capsys):

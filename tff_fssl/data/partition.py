@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import io
 import json
 import os
 from typing import Any
@@ -387,29 +386,6 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
   return sums / lengths.reshape([-1] + [1] * (values.ndim - 1))
 
 
-def plot(
-  partitions: Sequence[Partition],
-  path: str | os.PathLike[str],
-  class_names: Sequence[str] = (),
-) -> None:
-  """Draws partitions side by side into a PNG file.
-
-  Args:
-    partitions: The partitions to plot.
-    path: The PNG file to write.
-    class_names: The name of each class. (): their numbers.
-  """
-  # pylint: disable-next=import-outside-toplevel
-  from matplotlib.backends import backend_agg
-
-  figure = make_figure(partitions, class_names)
-  figure.set_dpi(110)
-  content = io.BytesIO()
-  # `savefig` would draw twice.
-  backend_agg.FigureCanvasAgg(figure).print_png(content)
-  durable.write_file(os.fspath(path), [content.getvalue()])
-
-
 def make_figure(
   partitions: Sequence[Partition], class_names: Sequence[str] = ()
 ) -> Any:
@@ -421,7 +397,7 @@ def make_figure(
 
   Args:
     partitions: The partitions to plot, from left to right.
-    class_names: As in `plot`.
+    class_names: The name of each class. (): their numbers.
 
   Returns:
     The matplotlib figure.

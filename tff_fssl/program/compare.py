@@ -706,14 +706,7 @@ class CompareHparams:
 @main_lib.command(_USAGE, _ABOUT, CompareHparams, missing=runs_lib.NO_RUN)
 def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
   """Compares runs over seeds, as tables."""
-  if settings.csv:
-    main_lib.check_output('csv', settings.csv)
-    folder = os.path.dirname(os.path.abspath(settings.csv))
-    if not os.path.isdir(folder):
-      raise UsageError(
-        f'--csv={settings.csv}: there is no folder {folder}; make it, or give'
-        ' another file'
-      )
+  main_lib.prepare_output('csv', settings.csv, '.csv')
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(
     runs_lib.read_all(paths, main_lib.warn, TEST_ACCURACY)

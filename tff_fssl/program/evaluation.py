@@ -656,14 +656,7 @@ def _check(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
       f'--examples={settings.examples}: with --federated, the examples are'
       ' those that clients hold out; omit one of the two'
     )
-  folder = os.path.dirname(os.path.abspath(settings.output))
-  if settings.output and (
-    os.path.isdir(settings.output) or not os.path.isdir(folder)
-  ):
-    raise UsageError(
-      f'--output={settings.output}: is a folder, or in none that exists; give'
-      ' the name of a file'
-    )
+  main_lib.prepare_output('output', settings.output, '.json')
 
 
 def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from tff_fssl.program import usage
 
 # What a message has before each command, which must stay in one piece.
 _COMMAND = '\n  '
+# The endings of formats that programs write.
+_ENDINGS = {'.csv', '.html', '.json', '.pdf', '.png', '.svg'}
 # New objects between two passes of Python's garbage collector, whose own number
 # of 700 costs a start a tenth of its time: graphs are many objects that stay.
 _NEW_OBJECTS = 20_000
@@ -185,10 +187,31 @@ def command(
   return decorate
 
 
-def check_output(flag: str, path: str) -> None:
-  """Refuses a folder where a file is to be written (`UsageError`)."""
+def prepare_output(flag: str, path: str, *endings: str) -> None:
+  """Makes the folder of a file before the work whose result it will hold.
+
+  Args:
+    flag: The flag that names the file.
+    path: The file. '' is none.
+    endings: Those of the formats in which it can be written. A file may also
+      have none, or one of no format.
+
+  Raises:
+    UsageError: If it is a folder or has another format's ending, or its folder
+      cannot be made.
+  """
+  if not path:
+    return
   if os.path.isdir(path):
     raise UsageError(f'--{flag}={path}: is a folder; give the name of a file')
+  ending = os.path.splitext(path)[1].lower()
+  if ending in _ENDINGS - {*endings}:
+    raise UsageError(
+      f'--{flag}={path}: is written as {" or ".join(endings)}, not as {ending};'
+      ' give another name'
+    )
+  with durable.storage_errors(f'--{flag}'):
+    durable.make_folder(os.path.dirname(os.path.abspath(path)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tff_fssl.program import console
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import plots
 from tff_fssl.program import run_data
 
 _USAGE = 'programs/partition.py [FILE|RUN ...] [--FLAG=VALUE ...]'
@@ -222,7 +223,7 @@ class PartitionHparams:
     'Write the partition to this file, as JSON. Training uses it with'
     ' --partition_file=FILE.',
   )
-  plot: str = hparam('', 'Draw the partition to this PNG file.')
+  plot: str = hparam('', 'Draw the partition to this PNG, PDF or SVG file.')
 
   def __post_init__(self):
     hparams.validate(self)
@@ -259,8 +260,8 @@ def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
 ) -> None:
   """Draws, describes or compares partitions."""
-  main_lib.check_output('output', settings.output)
-  main_lib.check_output('plot', settings.plot)
+  main_lib.prepare_output('output', settings.output, '.json')
+  main_lib.prepare_output('plot', settings.plot, *plots.FORMATS)
   if parsed.positional:
     _describe_files(parsed, settings)
   else:
@@ -317,10 +318,10 @@ def _plot(
   settings: PartitionHparams,
   class_names: Sequence[str] = (),
 ) -> dict[str, str]:
-  """Draws a PNG file, if one is wanted, and returns the row about it."""
+  """Draws a picture, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
   with durable.storage_errors('--plot'):
-    durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-    partition_lib.plot(partitions, settings.plot, class_names)
+    figure = partition_lib.make_figure(partitions, class_names)
+    plots.save(figure, settings.plot)
   return {'drawn': settings.plot}

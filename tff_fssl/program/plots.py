@@ -35,6 +35,8 @@ _ABOUT = (
   ' standard deviation. A path that is not a run, or a run without a finished'
   ' round, is skipped with a warning.'
 )
+# Endings of pictures.
+FORMATS = ('.png', '.pdf', '.svg')
 # What the horizontal axis can be: name -> (label, unit).
 X_AXES = {
   'rounds': ('round', 1.0),
@@ -98,7 +100,7 @@ def plot(
 
   Args:
     groups: The groups that are drawn.
-    path: The PNG file.
+    path: The file, as for `save`.
     x_axis: One of `X_AXES`: rounds, bytes that all clients have sent and
       received so far, or hours that the rounds so far have taken.
     words: Parts of titles, in any case. Only panels with one of them are drawn.
@@ -164,7 +166,7 @@ def plot(
   canvas.legend(
     handles=handles, loc='outside lower center', ncols=1, frameon=False
   )
-  save_png(canvas, path)
+  save(canvas, path)
   return [panel.title for panel in panels]
 
 
@@ -462,10 +464,22 @@ def new_figure(
   return canvas, canvas.subplots(*grid, squeeze=not grid)
 
 
-def save_png(canvas: Any, path: str) -> None:
-  """Writes a figure as a PNG file, or raises `UsageError`."""
+def save(canvas: Any, path: str) -> None:
+  """Writes a figure in the format of its ending, or raises `UsageError`.
+
+  Args:
+    canvas: A matplotlib figure.
+    path: The file. It is PNG unless it ends in another one of `FORMATS`.
+  """
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  ending = os.path.splitext(path)[1].lower()
   content = io.BytesIO()
-  canvas.savefig(content, dpi=110, format='png')
+  # Publishers refuse matplotlib's usual fonts in PDF files, Type 3.
+  with matplotlib.rc_context({'pdf.fonttype': 42}):
+    canvas.savefig(
+      content, dpi=110, format=ending[1:] if ending in FORMATS else 'png'
+    )
   durable.write_file(path, [content.getvalue()])
 
 
@@ -499,8 +513,8 @@ class PlotHparams:
 
   output: str = hparam(
     '',
-    'The PNG file. If empty: report/curves.png in the run; for several runs,'
-    ' curves.png in the folder that holds them.',
+    'The PNG, PDF or SVG file. If empty: report/curves.png in the run; for'
+    ' several runs, curves.png in the folder that holds them.',
   )
   diagrams: str = hparam(
     '',
@@ -525,9 +539,9 @@ def plot_main(settings: PlotHparams, parsed: flags.ParsedFlags) -> None:
   runs = runs_lib.read_all(paths, main_lib.warn)
   paths = [run.path for run in runs]
   output = settings.output or output_tree.default_report(paths, 'curves.png')
+  main_lib.prepare_output('output', output, *FORMATS)
   diagrams = [word.strip() for word in settings.diagrams.split(',')]
   with durable.storage_errors('--output'):
-    durable.make_folder(os.path.dirname(os.path.abspath(output)))
     titles = plot(
       runs_lib.group_runs(runs),
       output,

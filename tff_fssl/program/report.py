@@ -898,9 +898,11 @@ class ReportHparams:
 @main_lib.command(_USAGE, _ABOUT, ReportHparams, missing=runs_lib.NO_RUN)
 def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
   """Reports on runs, as one HTML page."""
-  main_lib.check_output('output', settings.output)
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(runs_lib.read_all(paths, main_lib.warn))
+  members = [run.path for group in run_groups for run in group.runs]
+  output = settings.output or output_tree.default_report(members, 'report.html')
+  main_lib.prepare_output('output', output, '.html')
   models = []
   if settings.evaluate:
     main_lib.quiet(settings.verbose)
@@ -908,10 +910,7 @@ def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
     shown = run_groups[:MAX_PICTURES]
     models = [_look_over(group.runs[0].path, settings) for group in shown]
   content = page(run_groups, models).encode()
-  members = [run.path for group in run_groups for run in group.runs]
-  output = settings.output or output_tree.default_report(members, 'report.html')
   with durable.storage_errors('--output'):
-    durable.make_folder(os.path.dirname(os.path.abspath(output)))
     durable.write_file(output, [content])
   console.show(output)
 

@@ -29,6 +29,7 @@ from tff_fssl.program import inputs as inputs_lib
 from tff_fssl.program import loggers
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import plots
 from tff_fssl.program import run_hparams
 from tff_fssl.program import runs as runs_lib
 from tff_fssl.program import summary
@@ -70,9 +71,8 @@ def record_data(task: Any, tree: output_tree.OutputTree) -> None:
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
-    partition_lib.plot(
-      [task.partition], tree.partition_png, task.data.class_names
-    )
+    figure = partition_lib.make_figure([task.partition], task.data.class_names)
+    plots.save(figure, tree.partition_png)
 
 
 def check_availability(
