@@ -160,8 +160,10 @@ def _iid(num_clients):
 
 
 @pytest.mark.parametrize('num_clients', [3, 120, 1_500])
-def test_figure(num_clients):
-  partition_lib.make_figure([_iid(num_clients)]).draw_without_rendering()
+def test_figure(tmp_path, num_clients):
+  figure = partition_lib.make_figure([_iid(num_clients)])
+  figure.savefig(tmp_path / 'partition.png')
+  assert (tmp_path / 'partition.png').read_bytes()[:4] == b'\x89PNG'
 
 
 def test_many_clients_are_drawn_by_means():

@@ -101,7 +101,7 @@ def test_partitions_stand_side_by_side(call, tmp_path):
     (('missing.json',), 'missing.json: it does not exist'),
     (('{folder}',), 'partition.json: it does not exist'),
     (('{file}', '--alpha=0.3'), '--alpha: has no effect on partitions'),
-    (('{file}', '--output=x'), '--output: has no effect on partitions'),
+    (('{file}', '--output={file}_/x'), '--output: has no effect on partitions'),
     (('{text}',), 'not a partition of tff_fssl'),
     (('{pipe}',), 'not a regular file'),
     ((*_DIGITS, '--output={folder}'), 'is a folder; give the name of a file'),

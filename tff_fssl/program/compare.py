@@ -347,14 +347,13 @@ def comma_separated(results: Table) -> list[list[str]]:
 def remarks(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
   """Says what else, besides the algorithm, runs differ in: a sentence each."""
   found, members = [], [run for group in groups for run in group.runs]
-  differing = [
-    f'{name} ({", ".join(value or "not given" for value in shown)})'
-    for name, values in {
-      **find_differences(groups),
-      **_made_by(members),
-    }.items()
-    if (shown := runs_lib.shorten(values).values())
-  ]
+  differing = []
+  for name, values in {
+    **find_differences(groups),
+    **_made_by(members),
+  }.items():
+    shown = runs_lib.shorten(value or 'not given' for value in values)
+    differing.append(f'{name} ({", ".join(shown.values())})')
   if differing:
     found.append(
       f'the groups also differ in {"; ".join(differing)}: differences in'
@@ -706,12 +705,12 @@ class CompareHparams:
 @main_lib.command(_USAGE, _ABOUT, CompareHparams, missing=runs_lib.NO_RUN)
 def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
   """Compares runs over seeds, as tables."""
-  main_lib.prepare_output('csv', settings.csv, '.csv')
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(
     runs_lib.read_all(paths, main_lib.warn, TEST_ACCURACY)
   )
   check_seeds(run_groups)
+  main_lib.prepare_output('csv', settings.csv, '.csv')
   common = last_common_round(run_groups)
   last_round = settings.last_round or common
   if last_round > common:

@@ -260,8 +260,6 @@ def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
 ) -> None:
   """Draws, describes or compares partitions."""
-  main_lib.prepare_output('output', settings.output, '.json')
-  main_lib.prepare_output('plot', settings.plot, *plots.FORMATS)
   if parsed.positional:
     _describe_files(parsed, settings)
   else:
@@ -278,6 +276,7 @@ def _describe_files(
     raise UsageError(
       f'--{typed[0]}: has no effect on partitions from files; omit it'
     )
+  main_lib.prepare_output('plot', settings.plot, *plots.FORMATS)
   found = []
   for path in map(os.path.normpath, parsed.positional):
     file = path
@@ -301,6 +300,8 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
     values = {**parsed.values, 'clients_per_round': 1}
     parsed = dataclasses.replace(parsed, values=values)
   config = config_lib.build_config(parsed)
+  main_lib.prepare_output('output', settings.output, '.json')
+  main_lib.prepare_output('plot', settings.plot, *plots.FORMATS)
   main_lib.quiet(config.run.verbose)
   data = sources.load_found(config.info, config.run.data_dir or None)
   partition = run_data.load_partition(config, data)

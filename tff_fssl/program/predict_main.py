@@ -121,10 +121,10 @@ def predict_main(own: PredictHparams, parsed: flags.ParsedFlags) -> None:
     raise UsageError(
       f'{parsed.positional[0]}: give the data to predict, too, as {_USAGE}'
     )
-  main_lib.prepare_output('output', own.output, '.csv')
   main_lib.quiet(own.verbose)
   folder, data = parsed.positional
   model = load(folder, own)
+  main_lib.prepare_output('output', own.output, '.csv')
   classes = model.about['classes']
   examples = read(data, model)
   text = io.StringIO()

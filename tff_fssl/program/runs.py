@@ -353,13 +353,13 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   differing = {
     name for (name, _), count in counts.items() if count < len(groups)
   } - {'algorithm'}
+  flags_of = [dict(key) for key in groups]
   shown = {
-    name: shorten(dict(key).get(name, '') for key in groups)
+    name: shorten(values.get(name, '') for values in flags_of)
     for name in differing
   }
   result = []
-  for key, members in groups.items():
-    values = dict(key)
+  for values, members in zip(flags_of, groups.values()):
     algorithm = values.get('algorithm', '?')
     parts, usual = [algorithm], usual_of(algorithm)
     parts += [
