@@ -22,6 +22,7 @@ import statistics
 import sys
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -177,7 +178,8 @@ class Step:
     )
     self.steps_at_once = min(feed.steps_at_once, task.num_steps)
     self._views = views = tf.function(
-      lambda: feed.batch(feed.ahead(tf.constant(0)), tf.constant(0))
+      lambda: feed.batch(feed.ahead(tf.constant(0)), tf.constant(0)),
+      autograph=False,
     )
     optimizer_of_clients = optimizers.client_optimizer(task.hparams)
     trained = training.LocalTraining(
@@ -203,7 +205,8 @@ class Step:
           seed=seed,
           received=received.values,
         ).num_examples
-      )
+      ),
+      autograph=False,
     )
     self._bare = self._build_bare(
       algorithm, views(), optimizer_of_clients, rate

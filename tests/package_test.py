@@ -40,23 +40,28 @@ def test_the_import_is_cheap():
 
 
 @pytest.mark.parametrize(
-  'code, given, expected',
+  'code, variable, given, expected',
   [
-    ('import tff_fssl', {}, '3'),
-    ('import tff_fssl', {'TF_CPP_MIN_LOG_LEVEL': '1'}, '1'),
+    ('import tff_fssl', 'TF_CPP_MIN_LOG_LEVEL', None, '3'),
+    ('import tff_fssl', 'TF_CPP_MIN_LOG_LEVEL', '1', '1'),
     # What --verbose calls.
     (
       'from tff_fssl.program import main; main.quiet(True)',
-      {},
+      'TF_CPP_MIN_LOG_LEVEL',
+      None,
       'None',
     ),
+    ('import tff_fssl', 'TF_ENABLE_ONEDNN_OPTS', None, '1'),
+    ('import tff_fssl', 'TF_ENABLE_ONEDNN_OPTS', '0', '0'),
   ],
 )
-def test_tensorflow_is_silent_unless_told_otherwise(code, given, expected):
-  env = {**os.environ, **given}
-  if not given:
-    del env['TF_CPP_MIN_LOG_LEVEL']
-  code += "; import os; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+def test_tensorflow_is_silent_and_fast_unless_told_otherwise(
+  code, variable, given, expected
+):
+  env = {n: value for n, value in os.environ.items() if n != variable}
+  if given is not None:
+    env[variable] = given
+  code += f"; import os; print(os.environ.get('{variable}'))"
   printed = subprocess.run(
     [sys.executable, '-c', code],
     capture_output=True,

@@ -3,7 +3,8 @@
 `import tff_fssl as fssl` is enough for a program that embeds an algorithm
 (docs/embedding.md): `fssl.build_process(model_fn, algorithm, data, seed=0)`.
 TensorFlow is imported when the first name that needs it is used. It is silent
-unless `TF_CPP_MIN_LOG_LEVEL` is set, or it was imported before.
+unless `TF_CPP_MIN_LOG_LEVEL` is set, and uses its oneDNN kernels unless
+`TF_ENABLE_ONEDNN_OPTS` is set, or it was imported before.
 """
 
 import atexit
@@ -15,9 +16,12 @@ from typing import Any
 
 __version__ = '0.5.0'
 
-# TensorFlow reads it when it is imported. It reports factories of CUDA as
+# TensorFlow reads these when it is imported. It reports factories of CUDA as
 # errors, and types in sound graphs as warnings.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# It leaves these kernels off where there is no AVX-512. With them, networks on
+# images take half the time or less.
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 os.environ.setdefault('KERAS_BACKEND', 'tensorflow')
 
 # Older ones are told so by `this_python`.
