@@ -202,12 +202,15 @@ class TestPrediction:
 
   def test_weights(self, at_server):
     process, outputs = at_server
-    for state in (process.initialize(), outputs[-1][1].state):
+    initial = process.initialize()
+    for state in (initial, outputs[-1][1].state):
       sets = _sets(state)
       expected = sets['sigma'] + _sp(sets['psi'])
       weights = process.get_model_weights(state)
       np.testing.assert_allclose(_flat(weights.trainable), expected, atol=1e-7)
-    assert np.any(_sp(sets['psi']) != sets['psi'])
+    # Some are small. Whether training leaves small ones depends on rounding.
+    psi = _sets(initial)['psi']
+    assert np.any(_sp(psi) != psi)
 
   def test_the_average_is_of_what_predicts(self, at_server):
     process, outputs = at_server
