@@ -27,6 +27,7 @@ from tff_fssl.program import inputs
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import train_main
+from tff_fssl.runtime import devices
 
 _CLIENTS = '--scenario=labels_at_clients'
 _SMALL = (
@@ -115,6 +116,29 @@ def test_parts_that_are_not_reached():
     given = config.parse_config([*flags[:2], f'{flags[2]}={total}'])
     said = train_main.unreached_parts(given)
     assert words in said and bool(said) == bool(words)
+
+
+def test_an_emulated_dtype_is_told(monkeypatch):
+  monkeypatch.setattr(
+    devices, 'is_bfloat16_emulated', lambda names: 'cpu' in names
+  )
+  half, single = (
+    config.parse_config([*_SMALL, f'--compute_dtype={name}'])
+    for name in ('bfloat16', 'float32')
+  )
+
+  def context(**attributes):
+    return types.SimpleNamespace(context=types.SimpleNamespace(**attributes))
+
+  for given, runtime, is_told in (
+    (half, context(client_devices=['cpu']), True),
+    (half, context(client_devices=['gpu']), False),
+    (half, context(client_devices=['cpu'], about='2 workers'), False),
+    (single, context(client_devices=['cpu']), False),
+  ):
+    said = train_main.emulated_dtype(given, runtime)
+    assert bool(said) == is_told
+    assert said.startswith('--compute_dtype=bfloat16: ' * is_told)
 
 
 def test_the_command_that_resumes_pre_training(tmp_path):

@@ -29,6 +29,23 @@ def test_a_missing_device_names_those_that_exist(name):
   assert f'--client_devices={name}' in str(error.value)
 
 
+@pytest.mark.parametrize(
+  'flags, names, emulates',
+  [
+    ('fma avx2 avx512f', ['cpu:0'], True),
+    ('fma avx2 avx512f', ['/device:GPU:0', '/device:CPU:0'], True),
+    ('fma avx2 avx512f', ['/device:GPU:0'], False),
+    ('avx512f avx512_bf16', ['/device:CPU:0'], False),
+    ('avx512f amx_bf16', ['/device:CPU:0'], False),
+  ],
+)
+def test_emulated_bfloat16(flags, names, emulates, tmp_path, monkeypatch):
+  path = tmp_path / 'cpuinfo'
+  path.write_text(f'processor\t: 0\nflags\t\t: {flags}\n')
+  monkeypatch.setattr(devices, '_CPU_INFO', str(path))
+  assert devices.is_bfloat16_emulated(names) == emulates
+
+
 def test_threads(monkeypatch):
   gpus = ['/device:GPU:0', '/device:GPU:1']
   assert devices.resolve_client_threads(0, gpus) == 2

@@ -273,8 +273,8 @@ class RoundHparams:
   compute_dtype: str = hparam(
     'float32',
     'The type in which the network computes. bfloat16 is faster on processors'
-    ' that support it; weights, gradients, batch norm statistics, losses and'
-    ' evaluation stay float32.',
+    ' that support it, and much slower on others; weights, gradients, batch'
+    ' norm statistics, losses and evaluation stay float32.',
     choices=('float32', 'bfloat16'),
   )
   jit_compile: bool = hparam(

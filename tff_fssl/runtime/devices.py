@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import os
+import pathlib
 import re
 
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
 
 SERVER_DEVICE = '/device:CPU:0'
+_CPU_INFO = '/proc/cpuinfo'
 
 
 def resolve_client_devices(client_devices: str) -> list[str]:
@@ -81,6 +84,21 @@ def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
   if len(devices) == 1 and _short_name(devices[0]).startswith('cpu:'):
     return min(2, len(os.sched_getaffinity(0)))
   return len(devices)
+
+
+def is_bfloat16_emulated(devices: Iterable[str]) -> bool:
+  """Tells whether one of the devices is a CPU without bfloat16 instructions.
+
+  Args:
+    devices: Names, such as those from `resolve_client_devices`.
+
+  Returns:
+    Whether that is so.
+  """
+  if not any(_short_name(name).startswith('cpu:') for name in devices):
+    return False
+  # avx512_bf16, amx_bf16.
+  return 'bf16' not in pathlib.Path(_CPU_INFO).read_text(encoding='utf-8')
 
 
 def _short_name(device_name: str) -> str:
