@@ -38,7 +38,6 @@ import traceback
 from typing import Any
 from unittest import mock
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 

@@ -16,18 +16,14 @@ if the network computes in bfloat16.
 import argparse
 from collections.abc import Sequence
 import dataclasses
-import os
 import pathlib
 import statistics
 import sys
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import tensorflow as tf
 import timing
 
 from tff_fssl.algorithms import registry
@@ -40,6 +36,7 @@ from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
 from tff_fssl.interface import base
 from tff_fssl.interface import round_hparams as round_hparams_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute

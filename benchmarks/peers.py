@@ -31,15 +31,13 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import tensorflow as tf
 import timing
 
+from tff_fssl.lazy import tf
 from tff_fssl.program import training_types
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -12,13 +12,10 @@ account.
 import argparse
 import dataclasses
 import functools
-import os
 import pathlib
 import statistics as statistics_lib
 import sys
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 

@@ -35,8 +35,6 @@ import tempfile
 import time
 from typing import Any
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from tff_fssl.program import main as main_lib

@@ -4,7 +4,8 @@ from collections.abc import Callable
 import time
 from typing import Any
 
-import tensorflow as tf
+# It sets what TensorFlow reads when it is imported.
+from tff_fssl.lazy import tf
 
 
 def seconds(fn: Callable[[], Any]) -> float:
