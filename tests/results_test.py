@@ -106,6 +106,7 @@ def _collect(capsys, *arguments):
 
 def test_collecting_writes_a_row_for_each_run(runs, tmp_path, capsys):
   out = tmp_path / 'new.csv'
+  written_runs.write_inputs(runs[0], made_by={'tff_fssl': '1.2.3'})
   assert _collect(capsys, *runs, f'--out={out}') == (0, '')
   rows = results.read(out)
   assert [row['method'] for row in rows] == ['fixmatch'] * 3 + [
@@ -127,7 +128,7 @@ def test_collecting_writes_a_row_for_each_run(runs, tmp_path, capsys):
     'mb_up': '',
     'seconds': '2.0000',
     'forwards': '',
-    'version': '',
+    'version': '1.2.3',
   }
 
 

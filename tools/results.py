@@ -24,7 +24,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 import csv
 import math
-import os
 import pathlib
 import re
 import sys
@@ -34,8 +33,6 @@ import numpy as np
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import compare
-from tff_fssl.program import exported
-from tff_fssl.program import output_tree
 from tff_fssl.program import papers_main
 from tff_fssl.program import runs as runs_lib
 
@@ -126,9 +123,7 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
       f' {last_round} of {total}; continue it, or leave it out'
     )
   best_round = compare.best_round(run, last_round)
-  about = exported.ABOUT_FILE
-  folder = output_tree.OutputTree(run.path).model
-  has_model = os.path.lexists(os.path.join(folder, about))
+  made_by = run.inputs.made_by if run.inputs else {}
   values = {
     _TEST: 100 * compare.value_at(run, compare.TEST_ACCURACY, last_round),
     'test_best': 100 * compare.best_validation(run, last_round),
@@ -144,7 +139,7 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
     'last_round': str(last_round),
     'best_round': '' if best_round is None else str(best_round),
     **{k: f'{v:.4f}' if math.isfinite(v) else '' for k, v in values.items()},
-    'version': exported.read_about(folder)['tff_fssl'] if has_model else '',
+    'version': made_by.get('tff_fssl', ''),
   }
 
 
