@@ -53,7 +53,6 @@ from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
-# Nothing is sent: the server's table stands for the clients' disks.
 
 
 class _Alone(base.Algorithm):
